@@ -1,0 +1,167 @@
+//! The tier of x86-64 processors with AVX2, FMA and F16C (Intel since Haswell, AMD since Excavator).
+
+use core::arch::x86_64::*;
+
+use super::simd::Simd;
+
+/// Proof that AVX2, FMA and F16C were detected, in the processor and in the state that the system saves.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+/// Whether this tier can run here; the macro asks XGETBV too, so a system that does not save the registers says no.
+pub(crate) fn detected() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+macro_rules! wide {
+    ($($body:tt)*) => {
+        // SAFETY: an `Avx2` value exists only where its features were detected; what the pointers of the memory
+        // operations need is their callers' promise.
+        unsafe { $($body)* }
+    };
+}
+
+impl Simd for Avx2 {
+    type V = __m256;
+    type B = __m256i;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        wide!(_mm256_set1_ps(x))
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> __m256 {
+        wide!(_mm256_loadu_ps(p))
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: __m256) {
+        wide!(_mm256_storeu_ps(p, v))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> __m256 {
+        wide!(_mm256_cvtph_ps(_mm_loadu_si128(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: __m256) {
+        wide!(_mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
+    }
+    #[inline(always)]
+    fn f16(self, bits: u16) -> f32 {
+        wide!(_mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits)))))
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        wide!(_mm256_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        wide!(_mm256_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        wide!(_mm256_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        wide!(_mm256_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        wide!(_mm256_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        wide!(_mm256_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn min(self, a: __m256, b: __m256) -> __m256 {
+        wide!(_mm256_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn abs(self, a: __m256) -> __m256 {
+        wide!(_mm256_andnot_ps(_mm256_set1_ps(-0.0), a))
+    }
+    #[inline(always)]
+    fn and(self, a: __m256, mask: __m256) -> __m256 {
+        wide!(_mm256_and_ps(a, mask))
+    }
+    #[inline(always)]
+    fn round(self, a: __m256) -> __m256 {
+        wide!(_mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a))
+    }
+    #[inline(always)]
+    fn exp2_int(self, n: __m256) -> __m256 {
+        wide!({
+            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+        })
+    }
+    #[inline(always)]
+    fn sum(self, a: __m256) -> f32 {
+        wide!({
+            let four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        })
+    }
+    #[inline(always)]
+    fn max_lane(self, a: __m256) -> f32 {
+        wide!({
+            let four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(self, p: *const i8) -> __m256i {
+        wide!(_mm256_loadu_si256(p.cast()))
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut i8, b: __m256i) {
+        wide!(_mm256_storeu_si256(p.cast(), b))
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> __m256i {
+        wide!({
+            let codes = _mm_loadu_si128(p.cast());
+            let both = _mm256_set_m128i(_mm_srli_epi16::<4>(codes), codes);
+            _mm256_sub_epi8(_mm256_and_si256(both, _mm256_set1_epi8(15)), _mm256_set1_epi8(8))
+        })
+    }
+    #[inline(always)]
+    fn widen(self, b: __m256i) -> [__m256; 4] {
+        wide!({
+            let low = _mm256_castsi256_si128(b);
+            let high = _mm256_extracti128_si256::<1>(b);
+            [
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(low))),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(high))),
+            ]
+        })
+    }
+    #[inline(always)]
+    fn narrow(self, v: [__m256; 4]) -> __m256i {
+        wide!({
+            let [a, b, c, d] = v.map(|v| _mm256_cvtps_epi32(v));
+            // Both packs work within 128-bit halves; the last permutation puts the groups of four in order.
+            let bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+            _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+        })
+    }
+    #[inline(always)]
+    fn dot_bytes(self, weight: __m256i, activation: __m256i) -> __m256 {
+        wide!({
+            // |weight| is at most 128 and |activation| 127, so a pair is at most 32512: no saturation.
+            let magnitude = _mm256_sign_epi8(weight, weight);
+            let signed = _mm256_sign_epi8(activation, weight);
+            let pairs = _mm256_maddubs_epi16(magnitude, signed);
+            _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+}
+
+super::kernel_table!(Avx2, Avx2(()), "avx2", "avx2,fma,f16c");

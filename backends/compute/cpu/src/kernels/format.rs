@@ -1,0 +1,268 @@
+//! How each weight type's rows become vectors: one small implementation per type, used by every kernel.
+//!
+//! A further type is a variant of [`WeightType`], a [`Format`] and a row in [`with_format`].
+
+use engine_core::DType;
+
+use super::simd::{BLOCK, LANES, Simd};
+
+/// The weight types that have kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WeightType {
+    /// See [`DType::F32`].
+    F32,
+    /// See [`DType::F16`].
+    F16,
+    /// See [`DType::Q8_0`].
+    Q8_0,
+    /// See [`DType::Q4_0`].
+    Q4_0,
+}
+
+impl WeightType {
+    /// Those with kernels, in order of the dtype's code.
+    pub(crate) const ALL: [WeightType; 4] = [WeightType::F32, WeightType::F16, WeightType::Q4_0, WeightType::Q8_0];
+
+    /// The kernels' type for a dtype, if it has kernels.
+    pub(crate) fn of(dtype: DType) -> Option<WeightType> {
+        WeightType::ALL.into_iter().find(|w| w.dtype() == dtype)
+    }
+
+    /// The contract's name for it.
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            WeightType::F32 => DType::F32,
+            WeightType::F16 => DType::F16,
+            WeightType::Q8_0 => DType::Q8_0,
+            WeightType::Q4_0 => DType::Q4_0,
+        }
+    }
+
+    /// Whether it meets int8 activations as integers. Unquantised weights meet them as f32 products of `scale x code`.
+    pub(crate) fn has_integer_dot(self) -> bool {
+        matches!(self, WeightType::Q8_0 | WeightType::Q4_0)
+    }
+}
+
+/// A weight type's row as vectors. `block` counts 32 elements.
+pub(crate) trait Format: Copy {
+    /// Bytes of 32 elements.
+    const BYTES: usize;
+
+    /// Elements `32 block..32 block + 32`, as f32 without rounding.
+    ///
+    /// # Safety
+    /// The row has that block.
+    unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4];
+
+    /// Elements `start..start + n` with `n < 8`, the other lanes zero. Called only where a row may end within a
+    /// block, which no quantised row does.
+    ///
+    /// # Safety
+    /// The row has these elements.
+    unsafe fn tail<S: Simd>(s: S, row: *const u8, start: usize, n: usize) -> S::V;
+}
+
+/// A quantised type whose blocks of 32 are one scale and integer codes.
+pub(crate) trait IntegerFormat: Format {
+    /// The block's codes and scale.
+    ///
+    /// # Safety
+    /// The row has that block.
+    unsafe fn codes<S: Simd>(s: S, row: *const u8, block: usize) -> (S::B, f32);
+}
+
+/// f32 rows.
+#[derive(Clone, Copy)]
+pub(crate) struct F32;
+/// f16 rows.
+#[derive(Clone, Copy)]
+pub(crate) struct F16;
+/// Q8_0 rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Q8;
+/// Q4_0 rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Q4;
+
+impl Format for F32 {
+    const BYTES: usize = 128;
+
+    #[inline(always)]
+    unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4] {
+        // SAFETY: the caller's row has the block.
+        unsafe {
+            let p = row.add(block * Self::BYTES).cast::<f32>();
+            [s.load(p), s.load(p.add(LANES)), s.load(p.add(2 * LANES)), s.load(p.add(3 * LANES))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tail<S: Simd>(s: S, row: *const u8, start: usize, n: usize) -> S::V {
+        // SAFETY: the caller's row has the elements.
+        unsafe { s.load_part(row.cast::<f32>().add(start), n) }
+    }
+}
+
+impl Format for F16 {
+    const BYTES: usize = 64;
+
+    #[inline(always)]
+    unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4] {
+        // SAFETY: the caller's row has the block.
+        unsafe {
+            let p = row.add(block * Self::BYTES).cast::<u16>();
+            [s.load_f16(p), s.load_f16(p.add(LANES)), s.load_f16(p.add(2 * LANES)), s.load_f16(p.add(3 * LANES))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tail<S: Simd>(s: S, row: *const u8, start: usize, n: usize) -> S::V {
+        // SAFETY: the caller's row has the elements.
+        unsafe { s.load_f16_part(row.cast::<u16>().add(start), n) }
+    }
+}
+
+macro_rules! integer_block_format {
+    ($format:ty, $bytes:literal, $s:ident, $codes:ident => $load:expr) => {
+        impl Format for $format {
+            const BYTES: usize = $bytes;
+
+            #[inline(always)]
+            unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4] {
+                // SAFETY: the caller's row has the block.
+                let (codes, scale) = unsafe { Self::codes(s, row, block) };
+                // An 11-bit scale times an 8-bit code fits f32's 24 bits: nothing is rounded.
+                let scale = s.splat(scale);
+                let [a, b, c, d] = s.widen(codes);
+                [s.mul(a, scale), s.mul(b, scale), s.mul(c, scale), s.mul(d, scale)]
+            }
+
+            #[inline(always)]
+            unsafe fn tail<S: Simd>(s: S, _: *const u8, _: usize, _: usize) -> S::V {
+                s.splat(0.0)
+            }
+        }
+
+        impl IntegerFormat for $format {
+            #[inline(always)]
+            unsafe fn codes<S: Simd>($s: S, row: *const u8, block: usize) -> (S::B, f32) {
+                // SAFETY: the caller's row has the block: two bytes of scale, then the codes.
+                unsafe {
+                    let p = row.add(block * Self::BYTES);
+                    let scale = $s.f16(p.cast::<u16>().read_unaligned());
+                    let $codes = p.add(2);
+                    ($load, scale)
+                }
+            }
+        }
+    };
+}
+integer_block_format!(Q8, 34, s, p => s.load_bytes(p.cast()));
+integer_block_format!(Q4, 18, s, p => s.load_nibbles(p));
+
+/// Evaluates an expression with `$format` bound to the [`Format`] of a [`WeightType`].
+macro_rules! with_format {
+    ($weight_type:expr, $format:ident => $body:expr) => {
+        match $weight_type {
+            $crate::kernels::format::WeightType::F32 => {
+                use $crate::kernels::format::F32 as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::F16 => {
+                use $crate::kernels::format::F16 as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::Q8_0 => {
+                use $crate::kernels::format::Q8 as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::Q4_0 => {
+                use $crate::kernels::format::Q4 as $format;
+                $body
+            }
+        }
+    };
+}
+/// The same for types with an integer dot; `$other` for those without.
+macro_rules! with_integer_format {
+    ($weight_type:expr, $format:ident => $body:expr, else $other:expr) => {
+        match $weight_type {
+            $crate::kernels::format::WeightType::Q8_0 => {
+                use $crate::kernels::format::Q8 as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::Q4_0 => {
+                use $crate::kernels::format::Q4 as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::F32 | $crate::kernels::format::WeightType::F16 => $other,
+        }
+    };
+}
+pub(crate) use {with_format, with_integer_format};
+
+/// A weight matrix in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrix {
+    /// First byte of row 0.
+    pub(crate) data: *const u8,
+    /// Bytes between rows.
+    pub(crate) stride: usize,
+    /// Elements of a row.
+    pub(crate) columns: usize,
+    /// Their type.
+    pub(crate) format: WeightType,
+}
+
+// SAFETY: a plain description of memory; who uses it answers for the memory.
+unsafe impl Send for Matrix {}
+// SAFETY: as above.
+unsafe impl Sync for Matrix {}
+
+impl Matrix {
+    /// Where a row starts.
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> *const u8 {
+        self.data.wrapping_add(row * self.stride)
+    }
+}
+
+/// Writes a row as f32 times `scale`.
+///
+/// # Safety
+/// `row` has `n` elements of `format` (whole blocks where quantised), `out` takes `n` f32.
+#[inline(always)]
+pub(crate) unsafe fn weight_row<S: Simd>(s: S, row: *const u8, format: WeightType, n: usize, scale: f32, out: *mut f32) {
+    // SAFETY: the caller's promise.
+    with_format!(format, F => unsafe { unpack::<S, F>(s, row, n, out) });
+    if scale != 1.0 {
+        for i in 0..n {
+            // SAFETY: `out` takes `n` values, all written above.
+            unsafe { *out.add(i) *= scale };
+        }
+    }
+}
+
+/// Writes a row as f32, zeros not included.
+///
+/// # Safety
+/// `row` has `n` elements of the format, `out` takes `n` f32.
+#[inline(always)]
+pub(crate) unsafe fn unpack<S: Simd, F: Format>(s: S, row: *const u8, n: usize, out: *mut f32) {
+    // SAFETY: blocks and tail lie within the row, and the same elements within `out`.
+    unsafe {
+        for block in 0..n / BLOCK {
+            let vectors = F::vectors(s, row, block);
+            for (i, v) in vectors.into_iter().enumerate() {
+                s.store(out.add(block * BLOCK + i * LANES), v);
+            }
+        }
+        let mut done = n / BLOCK * BLOCK;
+        while done < n {
+            let part = LANES.min(n - done);
+            s.store_part(out.add(done), F::tail(s, row, done, part), part);
+            done += part;
+        }
+    }
+}

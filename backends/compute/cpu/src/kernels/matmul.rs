@@ -1,0 +1,442 @@
+//! Rows of a weight matrix times tokens: the matrix-vector product of decode and the blocked product of prefill.
+//!
+//! One token is computed straight from the stored rows, four rows at a time. Several tokens share a tile of rows that
+//! is unpacked once (to f32, or to codes and scales), then walked by a register block of rows x tokens. Both keep the
+//! one accumulator per output that the parent module describes, so a token's result does not depend on its batch.
+
+use super::format::{Format, IntegerFormat, Matrix, with_format, with_integer_format};
+use super::simd::{BLOCK, LANES, Simd};
+
+/// Which rows to compute.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rows<'a> {
+    /// `start..end`.
+    Range(usize, usize),
+    /// These.
+    List(&'a [u32]),
+}
+
+impl Rows<'_> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Rows::Range(start, end) => end - start,
+            Rows::List(rows) => rows.len(),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self, i: usize) -> usize {
+        match self {
+            Rows::Range(start, _) => start + i,
+            Rows::List(rows) => rows[i] as usize,
+        }
+    }
+}
+
+/// The tokens' activations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Input {
+    /// A row of f32 per token.
+    F32 {
+        /// Token 0.
+        data: *const f32,
+        /// Elements between tokens.
+        stride: usize,
+    },
+    /// Int8 blocks per token; only for formats with an integer dot.
+    Int8 {
+        /// Codes of token 0.
+        codes: *const i8,
+        /// Scales of token 0.
+        scales: *const f32,
+        /// Elements between tokens' codes, a multiple of 32; scales are 1/32 of that apart.
+        stride: usize,
+    },
+}
+
+/// One product: `out[t * out_stride + r] = row(r) . input(t) (+ bias[r]) (+ out)`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matmul<'a> {
+    /// The weights.
+    pub(crate) weight: Matrix,
+    /// Which of their rows.
+    pub(crate) rows: Rows<'a>,
+    /// The activations.
+    pub(crate) input: Input,
+    /// Number of tokens.
+    pub(crate) tokens: usize,
+    /// Results, indexed by the row's number.
+    pub(crate) out: *mut f32,
+    /// Elements between tokens.
+    pub(crate) out_stride: usize,
+    /// One per row, or null.
+    pub(crate) bias: *const f32,
+    /// Whether the result is added to what `out` holds.
+    pub(crate) accumulate: bool,
+}
+
+impl Matmul<'_> {
+    /// Stores an output element.
+    ///
+    /// # Safety
+    /// `out` and `bias` have the element.
+    #[inline(always)]
+    unsafe fn put(&self, row: usize, token: usize, mut value: f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !self.bias.is_null() {
+                value += *self.bias.add(row);
+            }
+            let out = self.out.add(token * self.out_stride + row);
+            *out = if self.accumulate { *out + value } else { value };
+        }
+    }
+}
+
+/// One thread's unpacked rows, kept between calls.
+#[derive(Default)]
+pub(crate) struct Tile {
+    /// Values, or scales beside `codes`.
+    pub(crate) values: Vec<f32>,
+    /// Codes.
+    pub(crate) codes: Vec<i8>,
+}
+
+impl Tile {
+    /// The buffer grown to `values` values and `codes` codes.
+    pub(crate) fn reserve(&mut self, values: usize, codes: usize) {
+        if self.values.len() < values {
+            self.values.resize(values, 0.0);
+        }
+        if self.codes.len() < codes {
+            self.codes.resize(codes, 0);
+        }
+    }
+}
+
+/// Bytes of a tile: a good part of the level-2 cache of the processors that the kernels are for.
+const TILE_BYTES: usize = 192 * 1024;
+/// Rows of the register block for f32; with [`TOKENS`] twelve accumulators of sixteen registers.
+const ROWS_F32: usize = 3;
+/// Rows of the register block for int8, whose inner loop needs more registers.
+const ROWS_INT8: usize = 2;
+/// Tokens of the register block.
+const TOKENS: usize = 4;
+
+/// Rows of a tile whose rows take `row_bytes`: as many register blocks as fit, at most 48 rows.
+pub(crate) fn tile_rows(row_bytes: usize) -> usize {
+    (TILE_BYTES / row_bytes.max(1)).clamp(6, 48) / 6 * 6
+}
+
+/// Runs a product.
+///
+/// # Safety
+/// The matrix has the rows, the input the tokens (with `columns` elements, blocks rounded up), `out` every `(row,
+/// token)`, and `bias` every row. `Input::Int8` comes only with formats that have an integer dot.
+#[inline(always)]
+pub(crate) unsafe fn matmul<S: Simd>(s: S, job: &Matmul<'_>, tile: &mut Tile) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe {
+        match job.input {
+            Input::F32 { data, .. } if job.tokens == 1 => {
+                with_format!(job.weight.format, F => one_token_f32::<S, F>(s, job, data));
+            }
+            Input::F32 { data, stride } => {
+                with_format!(job.weight.format, F => many_tokens_f32::<S, F>(s, job, data, stride, tile));
+            }
+            Input::Int8 { codes, scales, .. } if job.tokens == 1 => {
+                with_integer_format!(job.weight.format, F => one_token_int8::<S, F>(s, job, codes, scales),
+                    else unreachable!("int8 codes meet an unquantised weight"));
+            }
+            Input::Int8 { codes, scales, stride } => {
+                with_integer_format!(job.weight.format,
+                    F => many_tokens_int8::<S, F>(s, job, codes, scales, stride, tile),
+                    else unreachable!("int8 codes meet an unquantised weight"));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_f32<S: Simd, F: Format, const R: usize>(s: S, rows: [*const u8; R], x: *const f32, n: usize) -> [f32; R] {
+    let mut sums = [s.splat(0.0); R];
+    // SAFETY: the caller's rows and activations have `n` elements.
+    unsafe {
+        for block in 0..n / BLOCK {
+            let p = x.add(block * BLOCK);
+            let x = [s.load(p), s.load(p.add(LANES)), s.load(p.add(2 * LANES)), s.load(p.add(3 * LANES))];
+            for r in 0..R {
+                let w = F::vectors(s, rows[r], block);
+                for i in 0..4 {
+                    sums[r] = s.fma(w[i], x[i], sums[r]);
+                }
+            }
+        }
+        let mut done = n / BLOCK * BLOCK;
+        while done < n {
+            let part = LANES.min(n - done);
+            let x = s.load_part(x.add(done), part);
+            for r in 0..R {
+                sums[r] = s.fma(F::tail(s, rows[r], done, part), x, sums[r]);
+            }
+            done += part;
+        }
+    }
+    sums.map(|v| s.sum(v))
+}
+
+#[inline(always)]
+unsafe fn one_token_f32<S: Simd, F: Format>(s: S, job: &Matmul<'_>, x: *const f32) {
+    let (n, count) = (job.weight.columns, job.rows.len());
+    let mut i = 0;
+    // SAFETY: row numbers come from `job.rows`; the caller answers for them.
+    unsafe {
+        while i + 4 <= count {
+            let rows = [job.rows.get(i), job.rows.get(i + 1), job.rows.get(i + 2), job.rows.get(i + 3)];
+            let sums = dot_f32::<S, F, 4>(s, rows.map(|r| job.weight.row(r)), x, n);
+            for (row, sum) in rows.into_iter().zip(sums) {
+                job.put(row, 0, sum);
+            }
+            i += 4;
+        }
+        while i < count {
+            let row = job.rows.get(i);
+            let [sum] = dot_f32::<S, F, 1>(s, [job.weight.row(row)], x, n);
+            job.put(row, 0, sum);
+            i += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_int8<S: Simd, F: IntegerFormat, const R: usize>(
+    s: S,
+    rows: [*const u8; R],
+    codes: *const i8,
+    scales: *const f32,
+    n: usize,
+) -> [f32; R] {
+    let mut sums = [s.splat(0.0); R];
+    // SAFETY: the caller's rows and activations have `n` elements, whole blocks.
+    unsafe {
+        for block in 0..n / BLOCK {
+            let x = s.load_bytes(codes.add(block * BLOCK));
+            let scale = *scales.add(block);
+            for r in 0..R {
+                let (w, w_scale) = F::codes(s, rows[r], block);
+                sums[r] = s.fma(s.dot_bytes(w, x), s.splat(w_scale * scale), sums[r]);
+            }
+        }
+    }
+    sums.map(|v| s.sum(v))
+}
+
+#[inline(always)]
+unsafe fn one_token_int8<S: Simd, F: IntegerFormat>(s: S, job: &Matmul<'_>, codes: *const i8, scales: *const f32) {
+    let (n, count) = (job.weight.columns, job.rows.len());
+    let mut i = 0;
+    // SAFETY: as in `one_token_f32`.
+    unsafe {
+        while i + 4 <= count {
+            let rows = [job.rows.get(i), job.rows.get(i + 1), job.rows.get(i + 2), job.rows.get(i + 3)];
+            let sums = dot_int8::<S, F, 4>(s, rows.map(|r| job.weight.row(r)), codes, scales, n);
+            for (row, sum) in rows.into_iter().zip(sums) {
+                job.put(row, 0, sum);
+            }
+            i += 4;
+        }
+        while i < count {
+            let row = job.rows.get(i);
+            let [sum] = dot_int8::<S, F, 1>(s, [job.weight.row(row)], codes, scales, n);
+            job.put(row, 0, sum);
+            i += 1;
+        }
+    }
+}
+
+/// Calls `$edge::<R, T>` for the rows and tokens that are left of a register block.
+macro_rules! register_block {
+    ($rows:expr, $tokens:expr, $edge:ident :: <$s:ident> $arguments:tt, [$($r:literal),*]) => {
+        match ($rows, $tokens) {
+            $( ($r, 4) => $edge::<$s, $r, 4>$arguments,
+               ($r, 3) => $edge::<$s, $r, 3>$arguments,
+               ($r, 2) => $edge::<$s, $r, 2>$arguments,
+               ($r, 1) => $edge::<$s, $r, 1>$arguments, )*
+            _ => {}
+        }
+    };
+}
+
+#[inline(always)]
+unsafe fn many_tokens_f32<S: Simd, F: Format>(
+    s: S,
+    job: &Matmul<'_>,
+    data: *const f32,
+    stride: usize,
+    tile: &mut Tile,
+) {
+    let n = job.weight.columns;
+    // Rows of the tile are padded with zeros to whole vectors, so that only activations have a tail to load.
+    let padded = n.next_multiple_of(LANES);
+    let most = tile_rows(padded * 4);
+    tile.reserve(most * padded, 0);
+    let mut first = 0;
+    while first < job.rows.len() {
+        let rows = most.min(job.rows.len() - first);
+        for r in 0..rows {
+            let out = tile.values[r * padded..(r + 1) * padded].as_mut_ptr();
+            // SAFETY: the row exists, and its place in the tile holds `padded >= n` values.
+            unsafe {
+                for i in n..padded {
+                    *out.add(i) = 0.0;
+                }
+                super::format::unpack::<S, F>(s, job.weight.row(job.rows.get(first + r)), n, out);
+            }
+        }
+        let mut token = 0;
+        while token < job.tokens {
+            let tokens = TOKENS.min(job.tokens - token);
+            let mut r = 0;
+            while r < rows {
+                let block = ROWS_F32.min(rows - r);
+                let w = tile.values[r * padded..].as_ptr();
+                // SAFETY: `block` rows of the tile and `tokens` rows of the input exist.
+                unsafe {
+                    let x = data.add(token * stride);
+                    let at = (first + r, token);
+                    register_block!(block, tokens, block_f32::<S>(s, job, at, w, x, stride), [3, 2, 1]);
+                }
+                r += block;
+            }
+            token += tokens;
+        }
+        first += rows;
+    }
+}
+
+#[inline(always)]
+unsafe fn block_f32<S: Simd, const R: usize, const T: usize>(
+    s: S,
+    job: &Matmul<'_>,
+    at: (usize, usize),
+    w: *const f32,
+    x: *const f32,
+    stride: usize,
+) {
+    let n = job.weight.columns;
+    let padded = n.next_multiple_of(LANES);
+    let mut sums = [[s.splat(0.0); T]; R];
+    // SAFETY: the caller gives `R` rows of `padded` values and `T` rows of `n` activations.
+    unsafe {
+        for i in 0..n / LANES {
+            let mut rows = [s.splat(0.0); R];
+            for r in 0..R {
+                rows[r] = s.load(w.add(r * padded + i * LANES));
+            }
+            for t in 0..T {
+                let x = s.load(x.add(t * stride + i * LANES));
+                for r in 0..R {
+                    sums[r][t] = s.fma(rows[r], x, sums[r][t]);
+                }
+            }
+        }
+        let done = n / LANES * LANES;
+        if done < n {
+            for t in 0..T {
+                let x = s.load_part(x.add(t * stride + done), n - done);
+                for r in 0..R {
+                    sums[r][t] = s.fma(s.load(w.add(r * padded + done)), x, sums[r][t]);
+                }
+            }
+        }
+        for r in 0..R {
+            let row = job.rows.get(at.0 + r);
+            for t in 0..T {
+                job.put(row, at.1 + t, s.sum(sums[r][t]));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn many_tokens_int8<S: Simd, F: IntegerFormat>(
+    s: S,
+    job: &Matmul<'_>,
+    codes: *const i8,
+    scales: *const f32,
+    stride: usize,
+    tile: &mut Tile,
+) {
+    let n = job.weight.columns;
+    let blocks = n / BLOCK;
+    let most = tile_rows(n + blocks * 4);
+    tile.reserve(most * blocks, most * n);
+    let mut first = 0;
+    while first < job.rows.len() {
+        let rows = most.min(job.rows.len() - first);
+        for r in 0..rows {
+            let row = job.weight.row(job.rows.get(first + r));
+            let row_codes = tile.codes[r * n..(r + 1) * n].as_mut_ptr();
+            for block in 0..blocks {
+                // SAFETY: the row exists and has the block; so has its place in the tile.
+                unsafe {
+                    let (c, scale) = F::codes(s, row, block);
+                    s.store_bytes(row_codes.add(block * BLOCK), c);
+                    tile.values[r * blocks + block] = scale;
+                }
+            }
+        }
+        let mut token = 0;
+        while token < job.tokens {
+            let tokens = TOKENS.min(job.tokens - token);
+            let mut r = 0;
+            while r < rows {
+                let block = ROWS_INT8.min(rows - r);
+                let w = (tile.codes[r * n..].as_ptr(), tile.values[r * blocks..].as_ptr());
+                // SAFETY: `block` rows of the tile and `tokens` rows of the input exist.
+                unsafe {
+                    let x = (codes.add(token * stride), scales.add(token * (stride / BLOCK)));
+                    let at = (first + r, token);
+                    register_block!(block, tokens, block_int8::<S>(s, job, at, w, x, stride), [2, 1]);
+                }
+                r += block;
+            }
+            token += tokens;
+        }
+        first += rows;
+    }
+}
+
+#[inline(always)]
+unsafe fn block_int8<S: Simd, const R: usize, const T: usize>(
+    s: S,
+    job: &Matmul<'_>,
+    at: (usize, usize),
+    w: (*const i8, *const f32),
+    x: (*const i8, *const f32),
+    stride: usize,
+) {
+    let n = job.weight.columns;
+    let blocks = n / BLOCK;
+    let mut sums = [[s.splat(0.0); T]; R];
+    // SAFETY: the caller gives `R` rows of codes and scales and `T` rows of activations, whole blocks.
+    unsafe {
+        for block in 0..blocks {
+            for r in 0..R {
+                let codes = s.load_bytes(w.0.add(r * n + block * BLOCK));
+                let scale = *w.1.add(r * blocks + block);
+                for t in 0..T {
+                    let products = s.dot_bytes(codes, s.load_bytes(x.0.add(t * stride + block * BLOCK)));
+                    let scale = scale * *x.1.add(t * (stride / BLOCK) + block);
+                    sums[r][t] = s.fma(products, s.splat(scale), sums[r][t]);
+                }
+            }
+        }
+        for r in 0..R {
+            let row = job.rows.get(at.0 + r);
+            for t in 0..T {
+                job.put(row, at.1 + t, s.sum(sums[r][t]));
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The tier that every processor has: eight f32 in an array, two roundings in a multiply-add.
+
+use super::simd::{LANES, Simd};
+
+/// Plain Rust; what the compiler may use is the target's baseline.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+#[inline(always)]
+fn map2(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; LANES] {
+    core::array::from_fn(|i| f(a[i], b[i]))
+}
+
+impl Simd for Portable {
+    type V = [f32; LANES];
+    type B = [i8; 32];
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        [x; LANES]
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Self::V {
+        // SAFETY: the caller gives eight readable values.
+        unsafe { p.cast::<Self::V>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Self::V) {
+        // SAFETY: the caller gives eight writable values.
+        unsafe { p.cast::<Self::V>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> Self::V {
+        // SAFETY: the caller gives eight readable values.
+        let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
+        bits.map(|b| self.f16(b))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: Self::V) {
+        let bits = v.map(|x| half::f16::from_f32_const(x).to_bits());
+        // SAFETY: the caller gives eight writable values.
+        unsafe { p.cast::<[u16; LANES]>().write_unaligned(bits) }
+    }
+    #[inline(always)]
+    fn f16(self, bits: u16) -> f32 {
+        half::f16::from_bits(bits).to_f32_const()
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        core::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn abs(self, a: Self::V) -> Self::V {
+        a.map(f32::abs)
+    }
+    #[inline(always)]
+    fn and(self, a: Self::V, mask: Self::V) -> Self::V {
+        map2(a, mask, |a, mask| f32::from_bits(a.to_bits() & mask.to_bits()))
+    }
+    #[inline(always)]
+    fn round(self, a: Self::V) -> Self::V {
+        a.map(f32::round_ties_even)
+    }
+    #[inline(always)]
+    fn exp2_int(self, n: Self::V) -> Self::V {
+        n.map(|n| f32::from_bits(((n as i32 + 127) as u32) << 23))
+    }
+    #[inline(always)]
+    fn sum(self, a: Self::V) -> f32 {
+        ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
+    }
+    #[inline(always)]
+    fn max_lane(self, a: Self::V) -> f32 {
+        a.into_iter().fold(f32::NEG_INFINITY, |m, x| if m > x { m } else { x })
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(self, p: *const i8) -> Self::B {
+        // SAFETY: the caller gives 32 readable bytes.
+        unsafe { p.cast::<Self::B>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut i8, b: Self::B) {
+        // SAFETY: the caller gives 32 writable bytes.
+        unsafe { p.cast::<Self::B>().write_unaligned(b) }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::B {
+        // SAFETY: the caller gives 16 readable bytes.
+        let codes = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
+        core::array::from_fn(|i| if i < 16 { (codes[i] & 15) as i8 - 8 } else { (codes[i - 16] >> 4) as i8 - 8 })
+    }
+    #[inline(always)]
+    fn widen(self, b: Self::B) -> [Self::V; 4] {
+        core::array::from_fn(|v| core::array::from_fn(|i| f32::from(b[v * LANES + i])))
+    }
+    #[inline(always)]
+    fn narrow(self, v: [Self::V; 4]) -> Self::B {
+        core::array::from_fn(|i| v[i / LANES][i % LANES] as i8)
+    }
+    #[inline(always)]
+    fn dot_bytes(self, weight: Self::B, activation: Self::B) -> Self::V {
+        core::array::from_fn(|lane| {
+            let mut sum = 0i32;
+            for i in 4 * lane..4 * lane + 4 {
+                sum += i32::from(weight[i]) * i32::from(activation[i]);
+            }
+            sum as f32
+        })
+    }
+}
+
+super::kernel_table!(Portable, Portable, "portable");

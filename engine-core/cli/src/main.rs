@@ -1,0 +1,2 @@
+//! The `thermocline` program.
+fn main() {}

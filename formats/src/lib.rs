@@ -1,0 +1,29 @@
+//! What is in a model's file: GGUF and PowerInfer containers, model descriptions, tokenizers, block formats.
+//!
+//! Everything read here comes from strangers. Every length, count and offset is checked before it is used, no
+//! allocation is sized by a number the file merely claims, and each refusal is one [`FormatError`] that names the file,
+//! the key or tensor, and what to do. Nothing here knows a device: tensors are described by their byte range in the
+//! file, and a storage tier brings the bytes.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`gguf`] | the container: typed metadata, tensor table, writer |
+//! | [`model`] | the model: sizes, rope, activation and per-layer tensors, all checked against each other |
+//! | [`tokenizer`] | text to ids and back |
+//! | [`quantise`] | exact scalar conversion between block formats and `f32` |
+
+#![deny(unsafe_code)] // allowed again in `gguf::mapping`, the one place that maps a file
+
+pub mod error;
+pub mod gguf;
+pub mod model;
+pub mod quantise;
+pub mod tokenizer;
+
+pub use error::FormatError;
+pub use gguf::{Container, GgufFile, TensorInfo};
+pub use model::ModelDescription;
+// pub use tokenizer::Tokenizer;
+
+/// Result of reading or writing a file.
+pub type Result<T, E = FormatError> = std::result::Result<T, E>;

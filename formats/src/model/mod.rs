@@ -1,0 +1,261 @@
+//! What a model is: its sizes, its arithmetic and its tensors, read from a container and checked against each other.
+//!
+//! [`ModelDescription`] is pure data. Each architecture is one file here that reads it (a row of [`ARCHITECTURES`]);
+//! everything that follows, from the planner to the executor, sees only the description.
+
+mod llama;
+mod reader;
+mod rope;
+
+use std::path::PathBuf;
+
+use crate::gguf::{Container, GgufFile, TensorInfo};
+use crate::{FormatError, Result};
+
+pub use rope::{Rope, RopeScaling, RopeStyle};
+
+/// An architecture: its name in `general.architecture`, and the function that reads a model of it.
+struct Architecture {
+    name: &'static str,
+    read: fn(&GgufFile) -> Result<ModelDescription>,
+}
+
+/// Every architecture that is built.
+const ARCHITECTURES: &[Architecture] =
+    &[Architecture { name: "llama", read: llama::read }, Architecture { name: "bamboo", read: llama::read }];
+
+/// A model, described. All shapes have been checked against each other.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ModelDescription {
+    /// The file that the tensors' ranges are of.
+    pub path: PathBuf,
+    /// The container; PowerInfer's means that the model is made to run sparsely.
+    pub container: Container,
+    /// `general.architecture`.
+    pub architecture: String,
+    /// `general.name`, or the file's name where that is absent.
+    pub name: String,
+    /// Width of the residual stream.
+    pub n_embd: usize,
+    /// Rows of the embedding: how many logits there are.
+    pub vocab_size: usize,
+    /// Ids from here on have no token in the vocabulary and must never be sampled; at most `vocab_size`.
+    pub sampleable_vocab: usize,
+    /// The context length that the model was trained for.
+    pub context_length: usize,
+    /// Added to the mean square in every RMS norm.
+    pub rms_epsilon: f32,
+    /// How positions turn queries and keys.
+    pub rope: Rope,
+    /// One row per token: ne {n_embd, vocab_size}.
+    pub token_embd: TensorInfo,
+    /// The layers in order; never empty.
+    pub layers: Vec<Layer>,
+    /// Norm before the head: ne {n_embd}.
+    pub output_norm: TensorInfo,
+    /// The head.
+    pub output: OutputHead,
+    /// How the layers' predictors are to be used; `None` where no layer has one.
+    pub prediction: Option<Prediction>,
+    /// Layers without a predictor in a model that has some, or should have them; these run without prediction.
+    pub layers_without_predictor: Vec<usize>,
+    /// What a person should be told, one sentence each, naming the key or tensor.
+    pub notices: Vec<String>,
+}
+
+/// A layer: attention, then feed-forward, each behind an RMS norm and added to the residual.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Layer {
+    /// ne {n_embd}.
+    pub attn_norm: TensorInfo,
+    /// The attention.
+    pub attention: Attention,
+    /// ne {n_embd}.
+    pub ffn_norm: TensorInfo,
+    /// The feed-forward network.
+    pub ffn: FeedForward,
+}
+
+/// Attention of one layer.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Attention {
+    /// Query heads.
+    pub n_head: usize,
+    /// Key and value heads; divides `n_head`.
+    pub n_head_kv: usize,
+    /// Width of a query or key head.
+    pub head_dim: usize,
+    /// Width of a value head (nearly always `head_dim`).
+    pub value_dim: usize,
+    /// ne {n_embd, n_head x head_dim}.
+    pub q: Linear,
+    /// ne {n_embd, n_head_kv x head_dim}.
+    pub k: Linear,
+    /// ne {n_embd, n_head_kv x value_dim}.
+    pub v: Linear,
+    /// ne {n_head x value_dim, n_embd}.
+    pub o: Linear,
+}
+
+/// A matrix and perhaps a bias with as many elements as the matrix has rows.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Linear {
+    /// The matrix: ne {inputs, outputs}.
+    pub weight: TensorInfo,
+    /// The bias: ne {outputs}.
+    pub bias: Option<TensorInfo>,
+}
+
+/// Feed-forward network of one layer: down(activation(gate x) * up x). A neuron is row i of gate and of up.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct FeedForward {
+    /// Neurons.
+    pub n_ff: usize,
+    /// What gate and up go through.
+    pub activation: Activation,
+    /// ne {n_embd, n_ff}.
+    pub gate: Linear,
+    /// ne {n_embd, n_ff}.
+    pub up: Linear,
+    /// Back to the residual's width.
+    pub down: Down,
+    /// What guesses the active neurons.
+    pub predictor: Option<Predictor>,
+}
+
+/// The last matrix of a feed-forward network, stored in one of two ways.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Down {
+    /// As usual, ne {n_ff, n_embd}: neuron i is column i.
+    Plain(Linear),
+    /// PowerInfer's, ne {n_embd, n_ff}: neuron i is row i. A bias still has n_embd elements.
+    Transposed(Linear),
+}
+
+impl Down {
+    /// Matrix and bias, whichever way the matrix is stored.
+    pub fn linear(&self) -> &Linear {
+        match self {
+            Down::Plain(linear) | Down::Transposed(linear) => linear,
+        }
+    }
+}
+
+/// A low-rank predictor: neuron i counts as active iff row i of fc2 . relu(fc1 . x) reaches the threshold
+/// (PowerInfer; SOSP'24, section 5).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Predictor {
+    /// Width between the two matrices; may differ per layer.
+    pub rank: usize,
+    /// ne {n_embd, rank}.
+    pub fc1: TensorInfo,
+    /// ne {rank, n_ff}.
+    pub fc2: TensorInfo,
+}
+
+/// How predictors are used, the same for all layers.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Prediction {
+    /// What fc1 is given.
+    pub input: PredictorInput,
+    /// Neurons with at least this score are computed.
+    pub threshold: f32,
+}
+
+/// What a predictor is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PredictorInput {
+    /// The residual after attention, before `ffn_norm`.
+    Residual,
+}
+
+/// What the gate and up values go through before they are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Activation {
+    /// silu(gate) * up.
+    Silu,
+    /// relu(gate) * up: exactly zero for many neurons.
+    Relu,
+    /// relu(gate) * relu(up).
+    DRelu,
+}
+
+impl Activation {
+    /// Every activation with its name in `ARCH.feed_forward_activation`.
+    pub const NAMES: &[(&str, Activation)] =
+        &[("silu", Activation::Silu), ("relu", Activation::Relu), ("drelu", Activation::DRelu)];
+
+    /// The name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Activation::Silu => "silu",
+            Activation::Relu => "relu",
+            Activation::DRelu => "drelu",
+        }
+    }
+
+    /// Whether neurons can be skipped without changing the result.
+    pub fn is_sparse(self) -> bool {
+        matches!(self, Activation::Relu | Activation::DRelu)
+    }
+}
+
+/// The matrix that makes logits.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum OutputHead {
+    /// The embedding itself ([`ModelDescription::token_embd`]); its bytes exist once.
+    Tied,
+    /// A matrix of its own: ne {n_embd, vocab_size}.
+    Separate(TensorInfo),
+}
+
+impl ModelDescription {
+    /// Reads the model in `file`, by its `general.architecture`.
+    pub fn from_gguf(file: &GgufFile) -> Result<ModelDescription> {
+        const KEY: &str = "general.architecture";
+        let metadata = file.metadata();
+        let Some(name) = metadata.string(KEY)? else {
+            return Err(metadata.missing(KEY, "it says how to run the model; the file is no language model"));
+        };
+        if let Some(shards) = metadata.uint("split.count")?.filter(|&count| count > 1) {
+            return Err(FormatError::Unsupported {
+                path: file.path().to_path_buf(),
+                what: format!("a model split into {shards} files"),
+                advice: "join the files into one first".into(),
+            });
+        }
+        let Some(architecture) = ARCHITECTURES.iter().find(|architecture| architecture.name == name) else {
+            let accepted: Vec<&str> = ARCHITECTURES.iter().map(|architecture| architecture.name).collect();
+            return Err(FormatError::Unsupported {
+                path: file.path().to_path_buf(),
+                what: format!("architecture `{name}` (`{KEY}`)"),
+                advice: format!("accepted: {}", accepted.join(", ")),
+            });
+        };
+        (architecture.read)(file)
+    }
+
+    /// Layers.
+    pub fn n_layer(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The matrix that makes logits, tied or not: ne {n_embd, vocab_size}.
+    pub fn head(&self) -> &TensorInfo {
+        match &self.output {
+            OutputHead::Tied => &self.token_embd,
+            OutputHead::Separate(tensor) => tensor,
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Reads an architecture's keys and tensors: prefixes keys, checks shapes, remembers what was used.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+
+use super::Linear;
+use crate::gguf::{GgufFile, TensorInfo};
+use crate::{FormatError, Result};
+
+/// A file seen by one architecture.
+pub(super) struct Reader<'a> {
+    pub(super) file: &'a GgufFile,
+    architecture: String,
+    used: RefCell<HashSet<String>>,
+}
+
+/// A shape that is wanted, and why.
+pub(super) struct Wanted<'a> {
+    pub(super) dims: &'a [u64],
+    pub(super) reason: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(file: &'a GgufFile, architecture: &str) -> Reader<'a> {
+        Reader { file, architecture: architecture.to_owned(), used: RefCell::default() }
+    }
+
+    /// The full key of `suffix`.
+    pub(super) fn key(&self, suffix: &str) -> String {
+        format!("{}.{suffix}", self.architecture)
+    }
+
+    /// A size that must be there, fit 32 bits and not be 0.
+    pub(super) fn size(&self, suffix: &str) -> Result<usize> {
+        self.optional_size(suffix)?.ok_or_else(|| self.missing(suffix))
+    }
+
+    /// A size that may be absent, but not 0.
+    pub(super) fn optional_size(&self, suffix: &str) -> Result<Option<usize>> {
+        let key = self.key(suffix);
+        let Some(number) = self.file.metadata().u32(&key)? else { return Ok(None) };
+        self.not_zero(&key, u64::from(number)).map(Some)
+    }
+
+    /// A size per layer that may be absent, but not 0 anywhere.
+    pub(super) fn optional_sizes(&self, suffix: &str, n_layer: usize) -> Result<Option<Vec<usize>>> {
+        let key = self.key(suffix);
+        let Some(numbers) = self.file.metadata().per_layer_uint(&key, n_layer)? else { return Ok(None) };
+        numbers.into_iter().map(|number| self.not_zero(&key, number)).collect::<Result<_>>().map(Some)
+    }
+
+    /// A size per layer that must be there.
+    pub(super) fn sizes(&self, suffix: &str, n_layer: usize) -> Result<Vec<usize>> {
+        self.optional_sizes(suffix, n_layer)?.ok_or_else(|| self.missing(suffix))
+    }
+
+    fn not_zero(&self, key: &str, number: u64) -> Result<usize> {
+        match usize::try_from(number) {
+            Ok(number) if number > 0 && number <= u32::MAX as usize => Ok(number),
+            _ => {
+                let problem = format!("is {number}; 1 to {} is allowed", u32::MAX);
+                Err(self.file.metadata().bad_value(key, problem))
+            }
+        }
+    }
+
+    /// A float that must be there.
+    pub(super) fn float(&self, suffix: &str) -> Result<f64> {
+        self.optional_float(suffix)?.ok_or_else(|| self.missing(suffix))
+    }
+
+    /// A float that may be absent.
+    pub(super) fn optional_float(&self, suffix: &str) -> Result<Option<f64>> {
+        self.file.metadata().float(&self.key(suffix))
+    }
+
+    /// The choice that a string key names, among `names`; `None` where the key is absent.
+    pub(super) fn choice<T: Copy>(&self, suffix: &str, names: &[(&str, T)]) -> Result<Option<T>> {
+        let key = self.key(suffix);
+        let Some(found) = self.file.metadata().string(&key)? else { return Ok(None) };
+        match names.iter().find(|(name, _)| *name == found) {
+            Some((_, value)) => Ok(Some(*value)),
+            None => {
+                let accepted: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
+                let problem = format!("is {found:?}; accepted: {}", accepted.join(", "));
+                Err(self.file.metadata().bad_value(&key, problem))
+            }
+        }
+    }
+
+    fn missing(&self, suffix: &str) -> FormatError {
+        let advice = format!("architecture `{}` cannot be run without it", self.architecture);
+        self.file.metadata().missing(&self.key(suffix), advice)
+    }
+
+    /// A tensor of any shape, marked as used.
+    pub(super) fn any_tensor(&self, name: &str) -> Result<TensorInfo> {
+        let Some(tensor) = self.file.tensor(name) else {
+            return Err(FormatError::MissingTensor {
+                path: self.file.path().to_path_buf(),
+                tensor: name.to_owned(),
+                advice: format!(
+                    "architecture `{}` needs it; the file is incomplete, or its architecture is another one",
+                    self.architecture
+                ),
+            });
+        };
+        self.used.borrow_mut().insert(name.to_owned());
+        Ok(tensor.clone())
+    }
+
+    /// A tensor of this shape.
+    pub(super) fn tensor(&self, name: &str, wanted: Wanted<'_>) -> Result<TensorInfo> {
+        let tensor = self.any_tensor(name)?;
+        if !same_shape(&tensor.dims, wanted.dims) {
+            return Err(FormatError::Shape {
+                path: self.file.path().to_path_buf(),
+                tensor: name.to_owned(),
+                found: format!("{:?}", tensor.dims),
+                wanted: format!("{:?}", wanted.dims),
+                reason: wanted.reason.to_owned(),
+            });
+        }
+        Ok(tensor)
+    }
+
+    /// A tensor of this shape, where it is present.
+    pub(super) fn optional_tensor(&self, name: &str, wanted: Wanted<'_>) -> Result<Option<TensorInfo>> {
+        if self.file.tensor(name).is_none() {
+            return Ok(None);
+        }
+        self.tensor(name, wanted).map(Some)
+    }
+
+    /// `NAME.weight` of this shape, and `NAME.bias` with `outputs` elements where it is present.
+    pub(super) fn linear(&self, name: &str, wanted: Wanted<'_>, outputs: u64) -> Result<Linear> {
+        let reason = wanted.reason;
+        let weight = self.tensor(&format!("{name}.weight"), wanted)?;
+        let bias = self.optional_tensor(&format!("{name}.bias"), Wanted { dims: &[outputs], reason })?;
+        Ok(Linear { weight, bias })
+    }
+
+    /// Marks a tensor as known where it is present, though the description has no place for it.
+    pub(super) fn ignore(&self, name: &str) {
+        self.used.borrow_mut().insert(name.to_owned());
+    }
+
+    /// Refuses a file with tensors that the architecture has no place for: leaving them out would give other results.
+    pub(super) fn refuse_unused(&self) -> Result<()> {
+        let used = self.used.borrow();
+        let unused: Vec<&str> =
+            self.file.tensors().iter().map(|t| t.name.as_str()).filter(|name| !used.contains(*name)).collect();
+        let Some(first) = unused.first() else { return Ok(()) };
+        let more = if unused.len() > 1 { format!(" (and {} more)", unused.len() - 1) } else { String::new() };
+        Err(FormatError::Tensor {
+            path: self.file.path().to_path_buf(),
+            tensor: (*first).to_owned(),
+            problem: format!(
+                "architecture `{}` with these keys has no place for it{more}, and without it the results would be \
+                 wrong; the file is of another architecture, or `{}` is too small",
+                self.architecture,
+                self.key("block_count")
+            ),
+        })
+    }
+}
+
+/// Equal, but for trailing dimensions of 1.
+fn same_shape(a: &[u64], b: &[u64]) -> bool {
+    (0..a.len().max(b.len())).all(|at| a.get(at).unwrap_or(&1) == b.get(at).unwrap_or(&1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::same_shape;
+
+    #[test]
+    fn trailing_ones_do_not_matter() {
+        assert!(same_shape(&[4], &[4, 1]) && same_shape(&[4, 2, 1], &[4, 2]));
+        assert!(!same_shape(&[4, 2], &[4]) && !same_shape(&[2, 4], &[4, 2]));
+    }
+}
