@@ -23,7 +23,7 @@ pub mod tokenizer;
 pub use error::FormatError;
 pub use gguf::{Container, GgufFile, TensorInfo};
 pub use model::ModelDescription;
-// pub use tokenizer::Tokenizer;
+pub use tokenizer::Tokenizer;
 
 /// Result of reading or writing a file.
 pub type Result<T, E = FormatError> = std::result::Result<T, E>;

@@ -54,7 +54,9 @@ pub fn dequantise(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
                 }
             }
         }
-        other => return fail(other, "decoding this type is not built; F32, F16, BF16, Q8_0 and Q4_0 are".into()),
+        other => {
+            return fail(other, "decoding this type is not built; F32, F16, BF16, Q8_0 and Q4_0 are".into());
+        }
     }
     Ok(())
 }
@@ -75,8 +77,12 @@ pub fn quantise(dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
     let mut out = Vec::with_capacity(length as usize);
     match dtype {
         DType::F32 => values.iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes())),
-        DType::F16 => values.iter().for_each(|&value| out.extend_from_slice(&f16::from_f32(value).to_le_bytes())),
-        DType::BF16 => values.iter().for_each(|&value| out.extend_from_slice(&bf16::from_f32(value).to_le_bytes())),
+        DType::F16 => {
+            values.iter().for_each(|&value| out.extend_from_slice(&f16::from_f32(value).to_le_bytes()))
+        }
+        DType::BF16 => {
+            values.iter().for_each(|&value| out.extend_from_slice(&bf16::from_f32(value).to_le_bytes()))
+        }
         DType::Q8_0 => {
             for block in values.as_chunks::<BLOCK>().0 {
                 let largest = block.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
@@ -86,14 +92,18 @@ pub fn quantise(dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
         }
         DType::Q4_0 => {
             for block in values.as_chunks::<BLOCK>().0 {
-                let extreme = block.iter().fold(0.0_f32, |best, &value| if value.abs() > best.abs() { value } else { best });
+                let extreme = block
+                    .iter()
+                    .fold(0.0_f32, |best, &value| if value.abs() > best.abs() { value } else { best });
                 let inverse = scale(dtype, extreme / -8.0, &mut out)?;
                 let code = |value: f32| (value * inverse + 8.5).clamp(0.0, 15.0) as u8;
                 let (low, high) = block.split_at(BLOCK / 2);
                 out.extend(low.iter().zip(high).map(|(&low, &high)| code(low) | code(high) << 4));
             }
         }
-        other => return fail(other, "encoding this type is not built; F32, F16, BF16, Q8_0 and Q4_0 are".into()),
+        other => {
+            return fail(other, "encoding this type is not built; F32, F16, BF16, Q8_0 and Q4_0 are".into());
+        }
     }
     Ok(out)
 }

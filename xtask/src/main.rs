@@ -1,2 +1,87 @@
-//! Tasks of the workspace.
-fn main() {}
+//! `cargo xtask`: the tasks of the workspace, a module each.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for a terminal")]
+
+mod ci;
+mod codegen;
+mod conformance;
+mod cross;
+mod demo;
+mod models;
+mod peer;
+mod process;
+mod test;
+mod tidy;
+
+use anyhow::{Result, bail};
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask TASK
+
+  demo                         build, then generate text from the model in this repository
+  test                         build, then run every test of the workspace
+  tidy                         check the rules of ARCHITECTURE.md that a program can check
+  codegen [--check]            write (or compare) the files that are made from code
+  ci [--full]                  every check, with the time of each; --full adds the long ones
+  conformance [--plugin PATH] [--full] [OPTIONS]
+                               hold every compute plug-in, or this one, to the suite
+  models [--fetch smollm2] [--quantize TYPE,...]
+                               real models for benchmarks, under target/models
+  bench-peer MODEL... [--threads 1,2] [--rounds 3] [--pp 512] [--tg 128]
+                               speed beside llama.cpp on the same files
+  cross setup|conformance|demo [--tier max|neoverse-n1|cortex-a72]...
+                               the aarch64 build, run by qemu
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Answers whether all is well; a task whose last line is a summary says by itself what is not.
+fn run(arguments: &[String]) -> Result<bool> {
+    let Some((task, rest)) = arguments.split_first() else {
+        bail!("no task given\n{USAGE}");
+    };
+    let done = match task.as_str() {
+        "test" => return test::run(rest),
+        "ci" => return ci::run(has_flag(rest, "--full")?),
+        "demo" => no_arguments(rest).and_then(|()| demo::run()),
+        "tidy" => no_arguments(rest).and_then(|()| tidy::run()),
+        "codegen" => codegen::run(has_flag(rest, "--check")?),
+        "conformance" => conformance::run(rest),
+        "models" => models::run(rest),
+        "bench-peer" => peer::run(rest),
+        "cross" => cross::run(rest),
+        "help" | "--help" | "-h" => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        other => bail!("unknown task `{other}`\n{USAGE}"),
+    };
+    done.map(|()| true)
+}
+
+/// Whether the one flag that a task takes is there; any other argument is refused.
+fn has_flag(arguments: &[String], flag: &str) -> Result<bool> {
+    if let Some(unknown) = arguments.iter().find(|a| *a != flag) {
+        bail!("unknown argument `{unknown}`\n{USAGE}");
+    }
+    Ok(!arguments.is_empty())
+}
+
+fn no_arguments(arguments: &[String]) -> Result<()> {
+    match arguments.first() {
+        Some(unknown) => bail!("unknown argument `{unknown}`\n{USAGE}"),
+        None => Ok(()),
+    }
+}

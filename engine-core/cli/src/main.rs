@@ -1,2 +1,46 @@
-//! The `thermocline` program.
-fn main() {}
+//! The `thermocline` program: a command line over the engine.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod failure;
+mod interrupt;
+mod log;
+mod model;
+mod output;
+mod placement;
+mod progress;
+mod prompt;
+mod settings;
+mod stack;
+mod template;
+
+use args::{Cli, LogFormat};
+use clap::{CommandFactory, FromArgMatches};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // Where this process was started to probe or to test a plug-in, it does that and ends here.
+    conformance::main_if_child(stack::register);
+    let matches = Cli::command().get_matches();
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
+    let format = cli.global.log_format;
+    match log::start(&cli.global).and_then(|()| commands::dispatch(cli, &matches)) {
+        Ok(code) => code,
+        Err(error) => {
+            let (message, code) = failure::describe(&error);
+            match (message, format) {
+                (None, _) => {}
+                (Some(message), LogFormat::Text) => output::note(&format!("{message}\n")),
+                (Some(message), LogFormat::Json) => {
+                    tracing::error!("{}", message.strip_prefix("error: ").unwrap_or(&message));
+                }
+            }
+            code
+        }
+    }
+}

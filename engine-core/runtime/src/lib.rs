@@ -1,1 +1,49 @@
-//! engine-runtime.
+//! Runs a model: graph, weights, KV cache, sampling and generation over whatever backends, tier, policy and planner
+//! the caller brings.
+//!
+//! [`Engine::load`] reads a model's description, asks the planner where everything goes, brings the weights to the
+//! device and prepares its lists of operations. A [`Session`] is one sequence with its KV cache. [`generate`] samples
+//! text from a session, [`bench::bench`] measures one, [`check::check_tensors`] looks for damaged weights.
+//!
+//! # What decides the output
+//! Only the model, the ids, the activations' arithmetic, the sparsity policy, the backend and (for sampling) the seed:
+//! sums have a fixed order in the backends, the sampler breaks ties by id, and nothing here depends on time, threads
+//! or the storage tier.
+//!
+//! # Arithmetic
+//! [`Activations::Int8`] quantises what meets quantised weights (Q8_0, Q4_0, ...); weights in F32, F16 or BF16, and
+//! predictors, always meet f32 activations. [`Activations::F32`] quantises nothing.
+
+#![deny(unsafe_code)] // allowed in `host_binding`, the one place that passes host memory to devices
+
+pub mod bench;
+pub mod check;
+mod engine;
+#[cfg(test)]
+mod engine_tests;
+mod error;
+#[cfg(test)]
+mod fakes;
+mod generate;
+mod graph;
+mod host_binding;
+mod options;
+mod profile;
+mod resource;
+mod sampling;
+mod session;
+mod statistics;
+mod stop;
+mod support;
+mod weights;
+
+pub use engine::{Engine, Stack};
+pub use error::RuntimeError;
+pub use generate::{FinishReason, GenerateOptions, Generation, Timings, generate};
+pub use options::{Activations, EngineOptions, SparsityChoice};
+pub use sampling::{Sampler, SamplingOptions};
+pub use session::Session;
+pub use statistics::{DeviceCounters, Statistics};
+
+/// Result of what runs a model.
+pub type Result<T, E = RuntimeError> = std::result::Result<T, E>;

@@ -83,7 +83,12 @@ impl<'a> Cursor<'a> {
     }
 
     /// A damaged header: `what` at `offset`.
-    pub(crate) fn bad(&self, what: impl fmt::Display, offset: u64, problem: impl Into<String>) -> FormatError {
+    pub(crate) fn bad(
+        &self,
+        what: impl fmt::Display,
+        offset: u64,
+        problem: impl Into<String>,
+    ) -> FormatError {
         FormatError::Header {
             path: self.path.to_path_buf(),
             field: what.to_string(),

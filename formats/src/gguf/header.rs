@@ -103,7 +103,11 @@ fn name(cursor: &mut Cursor<'_>, what: std::fmt::Arguments<'_>) -> Result<String
         return Err(cursor.bad(what, offset, "is empty"));
     }
     if bytes.len() > MAX_NAME {
-        return Err(cursor.bad(what, offset, format!("has {} bytes; at most {MAX_NAME} are allowed", bytes.len())));
+        return Err(cursor.bad(
+            what,
+            offset,
+            format!("has {} bytes; at most {MAX_NAME} are allowed", bytes.len()),
+        ));
     }
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text.to_owned()),
@@ -146,7 +150,11 @@ fn truth(cursor: &Cursor<'_>, key: &str, offset: u64, byte: u8) -> Result<bool> 
     match byte {
         0 => Ok(false),
         1 => Ok(true),
-        other => Err(cursor.bad(format_args!("value of key `{key}`"), offset, format!("bool of {other}, not 0 or 1"))),
+        other => Err(cursor.bad(
+            format_args!("value of key `{key}`"),
+            offset,
+            format!("bool of {other}, not 0 or 1"),
+        )),
     }
 }
 
@@ -234,7 +242,11 @@ fn tensor_row(cursor: &mut Cursor<'_>, index: u64, count: u64) -> Result<TensorR
     let what = format_args!("table entry of tensor `{name}`");
     let n_dims = cursor.u32(what)?;
     if n_dims == 0 || n_dims > MAX_DIMENSIONS {
-        return Err(cursor.bad(what, offset, format!("has {n_dims} dimensions; 1 to {MAX_DIMENSIONS} are allowed")));
+        return Err(cursor.bad(
+            what,
+            offset,
+            format!("has {n_dims} dimensions; 1 to {MAX_DIMENSIONS} are allowed"),
+        ));
     }
     let mut dims = Vec::with_capacity(MAX_DIMENSIONS as usize);
     for dimension in 0..n_dims {
@@ -271,16 +283,17 @@ fn unknown_dtype(code: u32) -> String {
         _ => "",
     };
     let readable: Vec<&str> = DType::all().filter(|dtype| *dtype != DType::U8).map(DType::name).collect();
-    let what = if known.is_empty() { format!("unknown type {code}") } else { format!("type {known} ({code})") };
-    format!("{what} is not read here; readable types: {}. Fetch the model in one of them", readable.join(", "))
+    let what =
+        if known.is_empty() { format!("unknown type {code}") } else { format!("type {known} ({code})") };
+    format!(
+        "{what} is not read here; readable types: {}. Fetch the model in one of them",
+        readable.join(", ")
+    )
 }
 
 fn place(path: &Path, row: TensorRow, data_start: u64, alignment: u64) -> Result<TensorInfo> {
-    let bad = |problem: String| FormatError::Tensor {
-        path: path.to_path_buf(),
-        tensor: row.name.clone(),
-        problem,
-    };
+    let bad =
+        |problem: String| FormatError::Tensor { path: path.to_path_buf(), tensor: row.name.clone(), problem };
     let TensorRow { dtype, ref dims, offset, .. } = row;
     let Some(row_bytes) = dtype.row_bytes(dims[0]) else {
         return Err(bad(if dims[0] % dtype.block_elements() == 0 {

@@ -26,7 +26,8 @@ pub(crate) fn describe(bytes: &[u8]) -> String {
         return "it is HTML (a web page saved instead of the file); fetch it by its download link".into();
     }
     if text.starts_with("version https://git-lfs.github.com/spec/") {
-        return "it is a git-LFS pointer, not the file itself; run `git lfs pull` or download the file".into();
+        return "it is a git-LFS pointer, not the file itself; run `git lfs pull` or download the file"
+            .into();
     }
     if bytes.starts_with(b"PK\x03\x04") {
         return "it is a zip archive (perhaps a PyTorch checkpoint); unpack or convert it first".into();

@@ -22,7 +22,8 @@ impl Bytes {
         // Asked before opening: opening a FIFO would wait for a writer.
         let found = fs::metadata(path).map_err(io("open"))?;
         if !found.is_file() {
-            let what = if found.is_dir() { "a folder" } else { "not a regular file (a device, pipe or socket)" };
+            let what =
+                if found.is_dir() { "a folder" } else { "not a regular file (a device, pipe or socket)" };
             let found = format!("it is {what}; give the path of a .gguf file");
             return Err(FormatError::NotGguf { path: path.to_path_buf(), found });
         }
@@ -30,12 +31,12 @@ impl Bytes {
             return Ok(Bytes::Owned(Vec::new())); // an empty file cannot be mapped
         }
         let file = File::open(path).map_err(io("open"))?;
+        #[allow(unsafe_code)] // the one mapping of this crate
         // SAFETY: the mapping is read-only and private to this value, and only ever seen as `&[u8]`. What cannot be
         // excluded is another process changing or cutting the file while it is mapped; that is documented at
         // `GgufFile::open` as the caller's duty, as with every program that maps files.
-        #[allow(unsafe_code)] // the one mapping of this crate
-        let map = unsafe { Mmap::map(&file) }.map_err(io("map"))?;
-        Ok(Bytes::Mapped(map))
+        let mapped = unsafe { Mmap::map(&file) };
+        mapped.map(Bytes::Mapped).map_err(io("map"))
     }
 }
 

@@ -157,7 +157,8 @@ impl GgufFile {
     /// A tensor's bytes, for tools and tests (the runtime reads through a storage tier). `tensor` must be of this file;
     /// a range that is not inside the file gives no bytes.
     pub fn tensor_bytes(&self, tensor: &TensorInfo) -> &[u8] {
-        let range = usize::try_from(tensor.file_range.start).ok().zip(usize::try_from(tensor.file_range.end).ok());
+        let range =
+            usize::try_from(tensor.file_range.start).ok().zip(usize::try_from(tensor.file_range.end).ok());
         range.and_then(|(start, end)| self.bytes.get(start..end)).unwrap_or_default()
     }
 }

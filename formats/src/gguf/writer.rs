@@ -83,7 +83,8 @@ impl<'a> GgufWriter<'a> {
     ) -> Result<&mut Self> {
         let bytes = bytes.into();
         let row = dims.first().and_then(|&row| dtype.row_bytes(row));
-        let wanted = row.and_then(|row| dims[1..].iter().try_fold(row, |product, &size| product.checked_mul(size)));
+        let wanted =
+            row.and_then(|row| dims[1..].iter().try_fold(row, |product, &size| product.checked_mul(size)));
         if wanted != Some(bytes.len() as u64) {
             return Err(FormatError::Tensor {
                 path: "file to be written".into(),
@@ -264,14 +265,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         sample().write(folder.path().join("model.gguf")).unwrap();
         assert!(sample().write(folder.path().join("absent/model.gguf")).is_err());
-        let names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let names: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["model.gguf"]);
         GgufFile::open(folder.path().join("model.gguf")).unwrap();
     }
 
     #[test]
     fn wrong_lengths_are_refused() {
-        let error = GgufWriter::new(Container::Gguf).tensor("t", DType::Q8_0, &[32], vec![0; 33]).unwrap_err();
+        let error =
+            GgufWriter::new(Container::Gguf).tensor("t", DType::Q8_0, &[32], vec![0; 33]).unwrap_err();
         assert!(error.to_string().contains("takes 34 bytes, 33 given"), "{error}");
     }
 }

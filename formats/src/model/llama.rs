@@ -93,7 +93,8 @@ fn sampleable(reader: &Reader<'_>, rows: u64, notices: &mut Vec<String>) -> Resu
     let metadata = reader.file.metadata();
     if let Some(claimed) = metadata.uint(&reader.key("vocab_size"))?.filter(|&claimed| claimed != rows) {
         let key = reader.key("vocab_size");
-        notices.push(format!("`{key}` is {claimed}, but `token_embd.weight` has {rows} rows: the rows count"));
+        notices
+            .push(format!("`{key}` is {claimed}, but `token_embd.weight` has {rows} rows: the rows count"));
     }
     let Some(tokens) = metadata.strings(KEY)? else {
         notices.push(format!("`{KEY}` is missing: the file has no vocabulary, ids are all there is"));
@@ -110,7 +111,9 @@ fn sampleable(reader: &Reader<'_>, rows: u64, notices: &mut Vec<String>) -> Resu
         });
     }
     if count < rows {
-        notices.push(format!("`{KEY}` lists {count} tokens for {rows} embedding rows: later ids are never sampled"));
+        notices.push(format!(
+            "`{KEY}` lists {count} tokens for {rows} embedding rows: later ids are never sampled"
+        ));
     }
     Ok(tokens.len())
 }
@@ -133,11 +136,12 @@ fn heads(reader: &Reader<'_>, n_layer: usize, n_embd: usize) -> Result<Vec<Heads
     let value_length = reader.optional_size("attention.value_length")?;
     let mut heads = Vec::with_capacity(n_layer);
     for (index, (&n_head, &n_head_kv)) in n_head.iter().zip(&n_head_kv).enumerate() {
-        if n_head % n_head_kv != 0 {
-            let problem = format!("is {n_head_kv} in layer {index}, which does not divide its {n_head} heads");
+        if !n_head.is_multiple_of(n_head_kv) {
+            let problem =
+                format!("is {n_head_kv} in layer {index}, which does not divide its {n_head} heads");
             return Err(metadata.bad_value(&reader.key("attention.head_count_kv"), problem));
         }
-        if key_length.is_none() && n_embd % n_head != 0 {
+        if key_length.is_none() && !n_embd.is_multiple_of(n_head) {
             let problem = format!(
                 "is {n_head} in layer {index}, which does not divide the width {n_embd}, and `{}` is absent",
                 reader.key("attention.key_length")
@@ -196,7 +200,11 @@ fn layer(
     let by_neurons = "embedding width by feed-forward length";
     let down = if reader.file.tensor(&name("ffn_down_t.weight")).is_some() {
         // The matrix is transposed, so its rows are not the outputs: the bias has one element per residual element.
-        Down::Transposed(reader.linear(&name("ffn_down_t"), Wanted { dims: &[embd, ff], reason: by_neurons }, embd)?)
+        Down::Transposed(reader.linear(
+            &name("ffn_down_t"),
+            Wanted { dims: &[embd, ff], reason: by_neurons },
+            embd,
+        )?)
     } else {
         Down::Plain(matrix("ffn_down", ff, embd, "feed-forward length by embedding width")?)
     };
@@ -262,7 +270,8 @@ fn predictor_gaps(
         return without;
     }
     if container == Container::PowerInfer || activation.is_sparse() {
-        notices.push("no predictors (blk.N.fc1/fc2) in the file: dense, or exact skipping by gate".to_owned());
+        notices
+            .push("no predictors (blk.N.fc1/fc2) in the file: dense, or exact skipping by gate".to_owned());
         return without;
     }
     Vec::new()

@@ -148,8 +148,13 @@ impl<'a> Reader<'a> {
     /// Refuses a file with tensors that the architecture has no place for: leaving them out would give other results.
     pub(super) fn refuse_unused(&self) -> Result<()> {
         let used = self.used.borrow();
-        let unused: Vec<&str> =
-            self.file.tensors().iter().map(|t| t.name.as_str()).filter(|name| !used.contains(*name)).collect();
+        let unused: Vec<&str> = self
+            .file
+            .tensors()
+            .iter()
+            .map(|t| t.name.as_str())
+            .filter(|name| !used.contains(*name))
+            .collect();
         let Some(first) = unused.first() else { return Ok(()) };
         let more = if unused.len() > 1 { format!(" (and {} more)", unused.len() - 1) } else { String::new() };
         Err(FormatError::Tensor {

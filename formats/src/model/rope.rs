@@ -66,7 +66,12 @@ enum Kind {
 }
 
 /// Reads an architecture's rope keys; `head_dim` is the default of the turned width.
-pub(super) fn read(reader: &Reader<'_>, head_dim: usize, context_length: usize, style: RopeStyle) -> Result<Rope> {
+pub(super) fn read(
+    reader: &Reader<'_>,
+    head_dim: usize,
+    context_length: usize,
+    style: RopeStyle,
+) -> Result<Rope> {
     let metadata = reader.file.metadata();
     let dim = reader.optional_size("rope.dimension_count")?.unwrap_or(head_dim);
     if dim > head_dim || dim % 2 != 0 {

@@ -144,6 +144,13 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
+    unsafe fn load_widened(self, p: *const i8) -> [__m256; 4] {
+        wide!({
+            [0, 8, 16, 24]
+                .map(|at| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(at).cast()))))
+        })
+    }
+    #[inline(always)]
     fn narrow(self, v: [__m256; 4]) -> __m256i {
         wide!({
             let [a, b, c, d] = v.map(|v| _mm256_cvtps_epi32(v));

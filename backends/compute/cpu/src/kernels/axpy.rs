@@ -69,7 +69,8 @@ unsafe fn add_rows<S: Simd, F: Format, const R: usize>(s: S, job: &Axpy<'_>, neu
         let (start, end) = job.columns;
         for block in start / BLOCK..end / BLOCK {
             let out = job.out.add(block * BLOCK);
-            let mut y = [s.load(out), s.load(out.add(LANES)), s.load(out.add(2 * LANES)), s.load(out.add(3 * LANES))];
+            let mut y =
+                [s.load(out), s.load(out.add(LANES)), s.load(out.add(2 * LANES)), s.load(out.add(3 * LANES))];
             for r in 0..R {
                 let w = F::vectors(s, rows[r], block);
                 for i in 0..4 {

@@ -1,8 +1,9 @@
 //! Int8 activation blocks, as `Quantization::Int8Blocks` of the contract states them.
 //!
 //! Blocks of 32 elements: `scale = amax / 127`, `code = round_ties_even(x x (127 / amax))`, in f32. A block of zeros
-//! has scale 0 and codes 0, and so has one whose `127 / amax` is not finite (`amax` below 3.8e-37). A block with a NaN
-//! or an infinity has scale NaN. The last block of a row may be shorter; its missing elements are zeros.
+//! has scale 0 and codes 0. Where `127 / amax` overflows (`amax` below 3.8e-37) codes saturate at +-127 and zeros stay
+//! zero. A block with a NaN or an infinity has scale NaN. The last block of a row may be shorter; its missing elements
+//! are zeros.
 
 use super::simd::{BLOCK, LANES, Simd};
 
@@ -45,9 +46,15 @@ unsafe fn quantise_block<S: Simd>(s: S, x: *const f32, codes: *mut i8, scale: *m
         if s.sum(probe) != 0.0 {
             *scale = f32::NAN;
             s.store_bytes(codes, s.narrow([zero; 4]));
-        } else if amax == 0.0 || !inverse.is_finite() {
+        } else if amax == 0.0 {
             *scale = 0.0;
             s.store_bytes(codes, s.narrow([zero; 4]));
+        } else if !inverse.is_finite() {
+            *scale = amax / 127.0;
+            for i in 0..BLOCK {
+                // Zero times infinity is NaN, which the cast makes zero.
+                *codes.add(i) = ((*x.add(i) * inverse) as i32).clamp(-127, 127) as i8;
+            }
         } else {
             *scale = amax / 127.0;
             let inverse = s.splat(inverse);
@@ -61,7 +68,13 @@ unsafe fn quantise_block<S: Simd>(s: S, x: *const f32, codes: *mut i8, scale: *m
 /// # Safety
 /// `codes` and `scales` are those of a row of `n` elements; `out` takes `n`.
 #[inline(always)]
-pub(crate) unsafe fn dequantise<S: Simd>(_: S, codes: *const i8, scales: *const f32, n: usize, out: *mut f32) {
+pub(crate) unsafe fn dequantise<S: Simd>(
+    _: S,
+    codes: *const i8,
+    scales: *const f32,
+    n: usize,
+    out: *mut f32,
+) {
     for i in 0..n {
         // SAFETY: `i < n`.
         unsafe { *out.add(i) = *scales.add(i / BLOCK) * f32::from(*codes.add(i)) };

@@ -21,7 +21,8 @@ pub(crate) enum WeightType {
 
 impl WeightType {
     /// Those with kernels, in order of the dtype's code.
-    pub(crate) const ALL: [WeightType; 4] = [WeightType::F32, WeightType::F16, WeightType::Q4_0, WeightType::Q8_0];
+    pub(crate) const ALL: [WeightType; 4] =
+        [WeightType::F32, WeightType::F16, WeightType::Q4_0, WeightType::Q8_0];
 
     /// The kernels' type for a dtype, if it has kernels.
     pub(crate) fn of(dtype: DType) -> Option<WeightType> {
@@ -112,7 +113,12 @@ impl Format for F16 {
         // SAFETY: the caller's row has the block.
         unsafe {
             let p = row.add(block * Self::BYTES).cast::<u16>();
-            [s.load_f16(p), s.load_f16(p.add(LANES)), s.load_f16(p.add(2 * LANES)), s.load_f16(p.add(3 * LANES))]
+            [
+                s.load_f16(p),
+                s.load_f16(p.add(LANES)),
+                s.load_f16(p.add(2 * LANES)),
+                s.load_f16(p.add(3 * LANES)),
+            ]
         }
     }
 
@@ -124,18 +130,21 @@ impl Format for F16 {
 }
 
 macro_rules! integer_block_format {
-    ($format:ty, $bytes:literal, $s:ident, $codes:ident => $load:expr) => {
+    ($format:ty, $bytes:literal, $s:ident, $codes:ident => $load:expr, $widened:expr) => {
         impl Format for $format {
             const BYTES: usize = $bytes;
 
             #[inline(always)]
-            unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4] {
-                // SAFETY: the caller's row has the block.
-                let (codes, scale) = unsafe { Self::codes(s, row, block) };
+            unsafe fn vectors<S: Simd>($s: S, row: *const u8, block: usize) -> [S::V; 4] {
+                // SAFETY: the caller's row has the block: two bytes of scale, then the codes.
+                let (scale, [a, b, c, d]) = unsafe {
+                    let p = row.add(block * Self::BYTES);
+                    let scale = $s.f16(p.cast::<u16>().read_unaligned());
+                    let $codes = p.add(2);
+                    ($s.splat(scale), $widened)
+                };
                 // An 11-bit scale times an 8-bit code fits f32's 24 bits: nothing is rounded.
-                let scale = s.splat(scale);
-                let [a, b, c, d] = s.widen(codes);
-                [s.mul(a, scale), s.mul(b, scale), s.mul(c, scale), s.mul(d, scale)]
+                [$s.mul(a, scale), $s.mul(b, scale), $s.mul(c, scale), $s.mul(d, scale)]
             }
 
             #[inline(always)]
@@ -158,8 +167,8 @@ macro_rules! integer_block_format {
         }
     };
 }
-integer_block_format!(Q8, 34, s, p => s.load_bytes(p.cast()));
-integer_block_format!(Q4, 18, s, p => s.load_nibbles(p));
+integer_block_format!(Q8, 34, s, p => s.load_bytes(p.cast()), s.load_widened(p.cast()));
+integer_block_format!(Q4, 18, s, p => s.load_nibbles(p), s.widen(s.load_nibbles(p)));
 
 /// Evaluates an expression with `$format` bound to the [`Format`] of a [`WeightType`].
 macro_rules! with_format {
@@ -233,7 +242,14 @@ impl Matrix {
 /// # Safety
 /// `row` has `n` elements of `format` (whole blocks where quantised), `out` takes `n` f32.
 #[inline(always)]
-pub(crate) unsafe fn weight_row<S: Simd>(s: S, row: *const u8, format: WeightType, n: usize, scale: f32, out: *mut f32) {
+pub(crate) unsafe fn weight_row<S: Simd>(
+    s: S,
+    row: *const u8,
+    format: WeightType,
+    n: usize,
+    scale: f32,
+    out: *mut f32,
+) {
     // SAFETY: the caller's promise.
     with_format!(format, F => unsafe { unpack::<S, F>(s, row, n, out) });
     if scale != 1.0 {

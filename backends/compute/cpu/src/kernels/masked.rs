@@ -38,7 +38,9 @@ pub(crate) unsafe fn masked<S: Simd>(s: S, job: &Masked<'_>) {
         // SAFETY: the caller's promise, passed on.
         unsafe {
             let sum = match job.input {
-                Input::F32 { data, .. } => with_format!(job.weight.format, F => dot_f32::<S, F>(s, job, w, data)),
+                Input::F32 { data, .. } => {
+                    with_format!(job.weight.format, F => dot_f32::<S, F>(s, job, w, data))
+                }
                 Input::Int8 { codes, scales, .. } => with_integer_format!(job.weight.format,
                     F => dot_int8::<S, F>(s, job, w, codes, scales),
                     else unreachable!("int8 codes meet an unquantised weight")),

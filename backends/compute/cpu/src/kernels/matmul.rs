@@ -158,7 +158,12 @@ pub(crate) unsafe fn matmul<S: Simd>(s: S, job: &Matmul<'_>, tile: &mut Tile) {
 }
 
 #[inline(always)]
-unsafe fn dot_f32<S: Simd, F: Format, const R: usize>(s: S, rows: [*const u8; R], x: *const f32, n: usize) -> [f32; R] {
+unsafe fn dot_f32<S: Simd, F: Format, const R: usize>(
+    s: S,
+    rows: [*const u8; R],
+    x: *const f32,
+    n: usize,
+) -> [f32; R] {
     let mut sums = [s.splat(0.0); R];
     // SAFETY: the caller's rows and activations have `n` elements.
     unsafe {
@@ -232,7 +237,12 @@ unsafe fn dot_int8<S: Simd, F: IntegerFormat, const R: usize>(
 }
 
 #[inline(always)]
-unsafe fn one_token_int8<S: Simd, F: IntegerFormat>(s: S, job: &Matmul<'_>, codes: *const i8, scales: *const f32) {
+unsafe fn one_token_int8<S: Simd, F: IntegerFormat>(
+    s: S,
+    job: &Matmul<'_>,
+    codes: *const i8,
+    scales: *const f32,
+) {
     let (n, count) = (job.weight.columns, job.rows.len());
     let mut i = 0;
     // SAFETY: as in `one_token_f32`.

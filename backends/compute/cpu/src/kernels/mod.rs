@@ -11,6 +11,11 @@
 //! order. Speed comes from several outputs at a time, never from several accumulators per output, so the bits of an
 //! output depend on its row, its token and the tier, and on nothing else.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "register blocks index several arrays by the same small number"
+)]
+
 pub(crate) mod attention;
 pub(crate) mod axpy;
 pub(crate) mod blocks;
@@ -23,6 +28,8 @@ pub(crate) mod rope;
 pub(crate) mod simd;
 
 mod portable;
+#[cfg(test)]
+mod tests;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -49,13 +56,15 @@ pub(crate) struct Kernels {
     /// Int8 blocks back to f32.
     pub(crate) dequantise: unsafe fn(codes: *const i8, scales: *const f32, n: usize, out: *mut f32),
     /// One row of weights as f32, times a factor.
-    pub(crate) weight_row: unsafe fn(row: *const u8, format: format::WeightType, n: usize, scale: f32, out: *mut f32),
+    pub(crate) weight_row:
+        unsafe fn(row: *const u8, format: format::WeightType, n: usize, scale: f32, out: *mut f32),
     /// One group of a normalisation.
     pub(crate) norm: unsafe fn(&norm::Norm),
     /// One head of one token.
     pub(crate) attention: unsafe fn(&attention::Head),
     /// A scalar function over a run of elements.
-    pub(crate) activate: unsafe fn(engine_core::operation::Activation, x: *const f32, out: *mut f32, n: usize),
+    pub(crate) activate:
+        unsafe fn(engine_core::operation::Activation, x: *const f32, out: *mut f32, n: usize),
     /// Sums of two runs.
     pub(crate) add: unsafe fn(a: *const f32, b: *const f32, out: *mut f32, n: usize),
     /// Products of two runs.
@@ -202,6 +211,11 @@ pub(crate) static TIERS: &[Tier] = &[
     Tier { kernels: &portable::KERNELS, detected: || true },
 ];
 
+/// The tiers' names.
+pub(crate) fn names() -> String {
+    TIERS.iter().map(|t| t.kernels.name).collect::<Vec<_>>().join(", ")
+}
+
 /// The environment variable that forces a tier where the option `features` does not.
 pub const FEATURES_VARIABLE: &str = "THERMOCLINE_CPU_FEATURES";
 
@@ -210,21 +224,29 @@ pub const FEATURES_VARIABLE: &str = "THERMOCLINE_CPU_FEATURES";
 /// # Errors
 /// [`Error::Config`] where the wanted tier does not exist on this architecture or cannot run here.
 pub(crate) fn select(wanted: Option<&str>) -> Result<(&'static Kernels, String)> {
-    let names = || TIERS.iter().map(|t| t.kernels.name).collect::<Vec<_>>().join(", ");
     match wanted {
         None | Some("auto" | "") => {
             let best = TIERS.iter().find(|t| (t.detected)()).unwrap_or(&TIERS[TIERS.len() - 1]);
-            Ok((best.kernels, format!("kernels: {}, the best tier that this processor and system run", best.kernels.name)))
+            Ok((
+                best.kernels,
+                format!("kernels: {}, the best tier that this processor and system run", best.kernels.name),
+            ))
         }
         Some(name) => match TIERS.iter().find(|t| t.kernels.name == name) {
-            Some(tier) if (tier.detected)() => {
-                Ok((tier.kernels, format!("kernels: {name}, as asked for by `features` or {FEATURES_VARIABLE}")))
-            }
+            Some(tier) if (tier.detected)() => Ok((
+                tier.kernels,
+                format!("kernels: {name}, as asked for by `features` or {FEATURES_VARIABLE}"),
+            )),
             Some(_) => Err(Error::Config {
-                detail: format!("features = {name:?}: this processor or system lacks the tier; leave it at \"auto\""),
+                detail: format!(
+                    "features = {name:?}: this processor or system lacks the tier; leave it at \"auto\""
+                ),
             }),
             None => Err(Error::Config {
-                detail: format!("features = {name:?} is no tier of this architecture; it has: auto, {}", names()),
+                detail: format!(
+                    "features = {name:?} is no tier of this architecture; it has: auto, {}",
+                    names()
+                ),
             }),
         },
     }

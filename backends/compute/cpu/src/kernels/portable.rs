@@ -113,7 +113,9 @@ impl Simd for Portable {
     unsafe fn load_nibbles(self, p: *const u8) -> Self::B {
         // SAFETY: the caller gives 16 readable bytes.
         let codes = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
-        core::array::from_fn(|i| if i < 16 { (codes[i] & 15) as i8 - 8 } else { (codes[i - 16] >> 4) as i8 - 8 })
+        core::array::from_fn(
+            |i| if i < 16 { (codes[i] & 15) as i8 - 8 } else { (codes[i - 16] >> 4) as i8 - 8 },
+        )
     }
     #[inline(always)]
     fn widen(self, b: Self::B) -> [Self::V; 4] {

@@ -7,7 +7,12 @@ use engine_core::operation::{RopeScaling, RopeStyle};
 /// The frequencies of the pairs and the factor on rotated elements, as the contract's `Rope` has them.
 ///
 /// `factors` is empty or has an element per pair.
-pub(crate) fn frequencies(rotary_dim: u32, base: f32, scaling: RopeScaling, factors: &[f32]) -> Option<(Vec<f64>, f64)> {
+pub(crate) fn frequencies(
+    rotary_dim: u32,
+    base: f32,
+    scaling: RopeScaling,
+    factors: &[f32],
+) -> Option<(Vec<f64>, f64)> {
     let pairs = (rotary_dim / 2) as usize;
     let base = f64::from(base);
     let dim = f64::from(rotary_dim);

@@ -1,0 +1,212 @@
+//! How large an error each output element may have: its condition, not its value, sets the scale.
+//!
+//! A sum of products that nearly cancel is small, but its rounding errors are not. So an element's error is measured
+//! against the sum of the *absolute* products that it was made from (Higham, "Accuracy and Stability of Numerical
+//! Algorithms", section 3.1), carried to first order through functions and products. Limits stay meaningful whatever
+//! the values are, and one figure per operation suffices.
+
+mod attention;
+mod ffn;
+mod plain;
+
+use crate::finding::{Fallible, Finding};
+use crate::problem::Problem;
+use crate::run::{Outputs, run_once};
+use crate::values::f32_values;
+use engine_core::operation::{Activation, Arithmetic, OperationKind, Quantization, SlotId};
+use engine_core::{ComputeBackend, DType, TensorType};
+use half::{bf16, f16};
+use std::collections::BTreeMap;
+
+pub use ffn::{function_value, slope_bound};
+
+/// The smallest normal f32: devices may flush what is below it.
+const TINY: f64 = f32::MIN_POSITIVE as f64;
+
+/// The scale of one output element.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scale {
+    /// Sum of absolute products: rounding errors are a small multiple of it. Not finite where the element depends on
+    /// a value that is not finite.
+    pub sum: f64,
+    /// Bound of the error that the stated quantisation makes, against exact arithmetic.
+    pub quantisation: f64,
+    /// What one code more or less makes, where a quantised hidden activation lies next to a tie.
+    pub tie: f64,
+    /// Absolute error from flushing subnormal numbers.
+    pub floor: f64,
+}
+
+/// Scales by slot, a row of columns per used row.
+pub type Scales = BTreeMap<u32, Vec<Scale>>;
+
+/// A matrix in f64.
+#[derive(Clone, Debug)]
+pub struct Decoded {
+    /// Values, row by row.
+    pub values: Vec<f64>,
+    /// Bound of the magnitude of each value's parts, for types that subtract a minimum.
+    pub magnitudes: Vec<f64>,
+    /// Columns.
+    pub columns: usize,
+}
+
+impl Decoded {
+    /// The rows.
+    pub fn rows(&self) -> std::slice::ChunksExact<'_, f64> {
+        self.values.chunks_exact(self.columns.max(1))
+    }
+
+    /// One row.
+    pub fn row(&self, index: usize) -> &[f64] {
+        &self.values[index * self.columns..(index + 1) * self.columns]
+    }
+
+    /// Magnitudes of one row.
+    pub fn magnitude(&self, index: usize) -> &[f64] {
+        &self.magnitudes[index * self.columns..(index + 1) * self.columns]
+    }
+
+    /// The product with an input row.
+    pub fn dot(&self, row: &[f64], x: &[f32]) -> f64 {
+        row.iter().zip(x).map(|(w, x)| w * f64::from(*x)).sum()
+    }
+}
+
+/// Decodes a weight matrix: plain types here, quantised ones by the oracle's `Embed`.
+///
+/// # Errors
+/// Where the oracle cannot.
+pub fn decode(oracle: &dyn ComputeBackend, tensor: &TensorType, bytes: &[u8]) -> Fallible<Decoded> {
+    let columns = tensor.columns as usize;
+    let mut values = Vec::with_capacity(tensor.rows as usize * columns);
+    if tensor.dtype.is_quantised() {
+        let rows = u32::try_from(tensor.rows).map_err(|_| Finding::new("suite", "too many rows to decode"))?;
+        let mut problem = Problem::new(rows, rows);
+        let ids = (0..rows).flat_map(u32::to_le_bytes).collect();
+        let ids = problem.rows_in("ids", DType::I32, 1, ids)?;
+        let content = crate::problem::Content::Bytes(bytes.to_vec());
+        let table = problem.fixed("table", crate::problem::UNPLACED, *tensor, content);
+        let output = problem.rows_out("output", DType::F32, tensor.columns)?;
+        problem.push(OperationKind::Embed { ids, table, output, scale: 1.0 }, Arithmetic::F32);
+        let outputs = run_once(oracle, &problem).map_err(|f| f.during("the oracle's decoding"))?;
+        values.extend(f32_values(outputs.get(&output.0).map_or(&[][..], |b| b)).into_iter().map(f64::from));
+    } else {
+        for row in 0..tensor.rows {
+            let start = (row * tensor.row_stride) as usize;
+            let row = &bytes[start..start + tensor.row_bytes() as usize];
+            match tensor.dtype {
+                DType::F32 => values.extend(f32_values(row).into_iter().map(f64::from)),
+                DType::F16 => values
+                    .extend(row.chunks_exact(2).map(|c| f16::from_le_bytes([c[0], c[1]]).to_f64())),
+                DType::BF16 => values
+                    .extend(row.chunks_exact(2).map(|c| bf16::from_le_bytes([c[0], c[1]]).to_f64())),
+                other => return Err(Finding::new("suite", format!("{other} is no weight type"))),
+            }
+        }
+    }
+    let magnitudes = part_magnitudes(tensor.dtype, columns, &values);
+    Ok(Decoded { values, magnitudes, columns })
+}
+
+/// Types with a minimum compute `scale * code - minimum`, whose parts are up to twice the largest value of their run.
+fn part_magnitudes(dtype: DType, columns: usize, values: &[f64]) -> Vec<f64> {
+    use DType::{Q2K, Q4_1, Q4K, Q5_1, Q5K};
+    if !matches!(dtype, Q2K | Q4_1 | Q4K | Q5_1 | Q5K) {
+        return values.iter().map(|v| v.abs()).collect();
+    }
+    let mut out = Vec::with_capacity(values.len());
+    for row in values.chunks(columns.max(1)) {
+        for run in row.chunks(32) {
+            let most = run.iter().fold(0.0f64, |m, v| if v.is_nan() { f64::NAN } else { m.max(v.abs()) });
+            let most = if run.iter().any(|v| v.is_nan()) { f64::NAN } else { most };
+            out.extend(run.iter().map(|_| 2.0 * most));
+        }
+    }
+    out
+}
+
+/// Per element of an input row: the bound of the error of its int8 code (half a step of its block of 32).
+pub(crate) fn quantisation_steps(x: &[f64]) -> Vec<f64> {
+    let mut out = Vec::with_capacity(x.len());
+    for block in x.chunks(32) {
+        let most = block.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+        // A little more than half a step, for the rounding of scale and code themselves.
+        out.extend(block.iter().map(|_| most / 254.0 * 1.001));
+    }
+    out
+}
+
+/// Condition of `w . x`: (sum of absolute products, quantisation bound, flush floor).
+pub(crate) fn dot_scale(magnitude: &[f64], x: &[f64], steps: Option<&[f64]>) -> Scale {
+    let mut scale = Scale::default();
+    for (i, (w, x)) in magnitude.iter().zip(x).enumerate() {
+        scale.sum += w * x.abs();
+        scale.floor += (w + x.abs() + 1.0) * TINY;
+        if let Some(steps) = steps {
+            scale.quantisation += w * steps[i];
+        }
+    }
+    scale
+}
+
+/// Whether the arithmetic quantises inputs.
+pub(crate) fn quantises_input(arithmetic: Arithmetic) -> bool {
+    arithmetic.input != Quantization::None
+}
+
+/// The f64 rows of a per-token f32 slot.
+pub(crate) fn input_rows(problem: &Problem, slot: SlotId) -> Vec<Vec<f64>> {
+    let columns = problem.tensor(slot).columns as usize;
+    let values = f32_values(problem.bytes(slot));
+    values
+        .chunks_exact(columns.max(1))
+        .take(problem.tokens as usize)
+        .map(|row| row.iter().map(|v| f64::from(*v)).collect())
+        .collect()
+}
+
+/// The f64 values of a fixed f32 vector; zeros where there is none.
+pub(crate) fn vector(problem: &Problem, slot: Option<SlotId>, len: usize) -> Vec<f64> {
+    slot.map_or_else(
+        || vec![0.0; len],
+        |s| f32_values(problem.bytes(s)).into_iter().map(f64::from).collect(),
+    )
+}
+
+/// The scales of a problem with one operation. `stated` is what the oracle gives in the stated arithmetic.
+///
+/// # Errors
+/// Where the oracle cannot decode a weight.
+pub fn scales(problem: &Problem, oracle: &dyn ComputeBackend, stated: &Outputs) -> Fallible<Scales> {
+    let Some(operation) = problem.list.operations.first() else { return Ok(Scales::new()) };
+    match &operation.kind {
+        OperationKind::Ffn(f) => ffn::ffn(problem, f, operation.arithmetic, oracle, stated),
+        OperationKind::Attention { .. } => Ok(attention::attention(problem, &operation.kind)),
+        kind => plain::plain(problem, kind, operation.arithmetic, oracle),
+    }
+}
+
+/// Names for activation functions in `match`es elsewhere.
+pub(crate) fn is_smooth(function: Activation) -> bool {
+    matches!(function, Activation::Silu | Activation::GeluErf | Activation::GeluTanh)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cancellation_does_not_shrink_the_scale() {
+        let scale = dot_scale(&[1.0, 1.0], &[1e6, -1e6], None);
+        assert_eq!(scale.sum, 2e6);
+        let steps = quantisation_steps(&[127.0, 0.0]);
+        assert!((steps[1] - 0.5).abs() < 1e-2);
+    }
+
+    #[test]
+    fn what_is_not_finite_shows() {
+        assert!(!dot_scale(&[f64::NAN], &[0.0], None).sum.is_finite());
+        assert!(!dot_scale(&[1.0], &[f64::INFINITY], None).sum.is_finite());
+    }
+}

@@ -1,0 +1,40 @@
+//! Ctrl-C: the first one stops the work under way, so that what was done can be reported; the second one kills.
+
+use crate::failure::EXIT_CANCELLED;
+use anyhow::{Context, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The handler's switches.
+#[derive(Clone, Debug)]
+pub(crate) struct Interrupt {
+    cancel: Arc<AtomicBool>,
+    working: Arc<AtomicBool>,
+}
+
+impl Interrupt {
+    /// Installs the handler; once per process.
+    pub(crate) fn install() -> Result<Interrupt> {
+        let interrupt =
+            Interrupt { cancel: Arc::new(AtomicBool::new(false)), working: Arc::new(AtomicBool::new(false)) };
+        let Interrupt { cancel, working } = interrupt.clone();
+        ctrlc::set_handler(move || {
+            let already = cancel.swap(true, Ordering::SeqCst);
+            if already || !working.load(Ordering::SeqCst) {
+                std::process::exit(EXIT_CANCELLED.into());
+            }
+        })
+        .context("cannot install the handler of Ctrl-C")?;
+        Ok(interrupt)
+    }
+
+    /// Does work that looks at the flag it is given: while it runs, the first Ctrl-C sets the flag instead of ending the
+    /// program.
+    pub(crate) fn during<T>(&self, work: impl FnOnce(&AtomicBool) -> T) -> T {
+        self.cancel.store(false, Ordering::SeqCst);
+        self.working.store(true, Ordering::SeqCst);
+        let result = work(&self.cancel);
+        self.working.store(false, Ordering::SeqCst);
+        result
+    }
+}

@@ -1,0 +1,146 @@
+//! What runs where, and why not elsewhere: the plan as a table for people and as JSON.
+
+use crate::output;
+use engine_core::planner::{Fallback, FfnShare, LayerPlan, Plan};
+use serde_json::{Value, json};
+
+/// Layers in a row that are placed alike.
+struct Group<'a> {
+    first: usize,
+    last: usize,
+    layer: &'a LayerPlan,
+}
+
+fn groups(plan: &Plan) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    for (index, layer) in plan.layers.iter().enumerate() {
+        match groups.last_mut() {
+            Some(group) if group.layer == layer => group.last = index,
+            _ => groups.push(Group { first: index, last: index, layer }),
+        }
+    }
+    groups
+}
+
+impl Group<'_> {
+    fn name(&self) -> String {
+        if self.first == self.last {
+            format!("blk.{}", self.first)
+        } else {
+            format!("blk.{}-{}", self.first, self.last)
+        }
+    }
+}
+
+fn device(plan: &Plan, index: u32) -> &str {
+    plan.devices.get(index as usize).map_or("?", String::as_str)
+}
+
+fn neurons(share: &FfnShare) -> u64 {
+    share.clusters.ranges().iter().map(|range| u64::from(range.len())).sum()
+}
+
+/// The start-up table.
+pub(crate) fn table(plan: &Plan) -> String {
+    let mut rows: Vec<Vec<String>> =
+        vec![vec!["embedding, head".into(), device(plan, plan.embedding).into(), String::new()]];
+    for group in groups(plan) {
+        let name = group.name();
+        rows.push(vec![
+            format!("{name} attention"),
+            device(plan, group.layer.attention).into(),
+            String::new(),
+        ]);
+        for share in group.layer.ffn.iter().filter(|share| neurons(share) > 0) {
+            let how = format!("{} neurons, {}", neurons(share), share.sparsity);
+            rows.push(vec![format!("{name} ffn"), device(plan, share.device).into(), how]);
+        }
+    }
+    output::table(&["what", "device", "how"], &rows)
+}
+
+/// The plan for programs, layers that are alike in one entry.
+pub(crate) fn json(plan: &Plan, fallbacks: &[Fallback]) -> Value {
+    let share = |share: &FfnShare| {
+        json!({
+            "device": device(plan, share.device),
+            "neurons": neurons(share),
+            "ranges": share.clusters.ranges().iter().map(|r| json!([r.start, r.end])).collect::<Vec<_>>(),
+            "sparsity": share.sparsity,
+        })
+    };
+    let layers: Vec<Value> = groups(plan)
+        .iter()
+        .map(|group| {
+            json!({
+                "first": group.first,
+                "last": group.last,
+                "attention": device(plan, group.layer.attention),
+                "ffn": group.layer.ffn.iter().map(share).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    json!({
+        "planner": plan.planner,
+        "devices": plan.devices,
+        "embedding": device(plan, plan.embedding),
+        "layers": layers,
+        "fallbacks": fallbacks,
+        "predicted_seconds": plan.predicted_seconds,
+        "model_hash": plan.model_hash,
+        "hardware_hash": plan.hardware_hash,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine_core::planner::{PLAN_VERSION, SparsityPolicy};
+    use engine_core::{ClusterRange, ClusterSet};
+
+    fn plan() -> Plan {
+        let share = |device, start, end, sparsity| FfnShare {
+            device,
+            clusters: ClusterSet::from_ranges(vec![ClusterRange::new(start, end)]).unwrap(),
+            sparsity,
+        };
+        let plain = LayerPlan { attention: 0, ffn: vec![share(0, 0, 64, SparsityPolicy::GateFirst)] };
+        let split = LayerPlan {
+            attention: 1,
+            ffn: vec![share(1, 0, 16, SparsityPolicy::Dense), share(0, 16, 64, SparsityPolicy::GateFirst)],
+        };
+        Plan {
+            version: PLAN_VERSION,
+            requires: vec![],
+            model_hash: "m".into(),
+            hardware_hash: "h".into(),
+            planner: "greedy".into(),
+            devices: vec!["cpu".into(), "vulkan:0".into()],
+            embedding: 0,
+            layers: vec![split, plain.clone(), plain],
+            fallbacks: vec![],
+            predicted_seconds: 0.0,
+        }
+    }
+
+    #[test]
+    fn as_a_table() {
+        insta::assert_snapshot!(table(&plan()), @r"
+        what               device    how
+        embedding, head    cpu
+        blk.0 attention    vulkan:0
+        blk.0 ffn          vulkan:0  16 neurons, dense
+        blk.0 ffn          cpu       48 neurons, gate-first
+        blk.1-2 attention  cpu
+        blk.1-2 ffn        cpu       64 neurons, gate-first
+        ");
+    }
+
+    #[test]
+    fn as_json() {
+        let value = json(&plan(), &[]);
+        assert_eq!(value["layers"].as_array().unwrap().len(), 2);
+        assert_eq!(value["layers"][0]["ffn"][1]["ranges"], json!([[16, 64]]));
+        assert_eq!(value["layers"][1]["last"], 2);
+    }
+}

@@ -1,0 +1,162 @@
+//! The plug-ins of a run: found, checked and opened as the settings ask.
+
+use crate::failure::{Usage, WithHint};
+use crate::settings::Settings;
+use anyhow::{Context, Result, anyhow, bail};
+use engine_core::ComputeBackend;
+use engine_core::module::PluginKind;
+use engine_core::options::OptionTable;
+use engine_core::planner::Fallback;
+use engine_loader::{Catalogue, Environment, LoadError, Origin};
+use engine_runtime::Stack;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A plug-in that a run uses.
+#[derive(Clone, Debug)]
+pub(crate) struct PluginInUse {
+    /// What it does.
+    pub(crate) kind: PluginKind,
+    /// Its name.
+    pub(crate) name: String,
+    /// Its version.
+    pub(crate) version: String,
+    /// The library; `None` where it is linked in.
+    pub(crate) path: Option<PathBuf>,
+}
+
+/// Everything that an engine runs on, opened.
+pub(crate) struct Opened {
+    /// For the engine.
+    pub(crate) stack: Stack,
+    /// Where it came from.
+    pub(crate) plugins: Vec<PluginInUse>,
+    /// Devices that were asked for and cannot be had.
+    pub(crate) fallbacks: Vec<Fallback>,
+}
+
+/// Every plug-in that there is, the linked-in ones included.
+pub(crate) fn catalogue(settings: &Settings) -> Catalogue {
+    // Paths of the config file are relative to it, and were made so when it was read; those of flags to this folder.
+    let mut catalogue =
+        engine_loader::discover(&settings.config.plugins, Path::new("."), &Environment::from_process());
+    register(&mut catalogue);
+    catalogue
+}
+
+/// Adds what is linked into this program.
+#[cfg_attr(not(feature = "builtin-cpu"), allow(unused_variables, reason = "nothing is linked in"))]
+pub(crate) fn register(catalogue: &mut Catalogue) {
+    #[cfg(feature = "builtin-cpu")]
+    catalogue.register_builtin(Box::new(thermocline_compute_cpu::CpuModule));
+}
+
+/// The name of the plug-in that a device belongs to: `vulkan` of `vulkan:1`.
+pub(crate) fn plugin_of(device: &str) -> &str {
+    device.split_once(':').map_or(device, |(plugin, _)| plugin)
+}
+
+/// The options of a device's plug-in: its table in the config, and `--threads` where it has such an option.
+pub(crate) fn device_options(settings: &Settings, catalogue: &Catalogue, device: &str) -> OptionTable {
+    let plugin = plugin_of(device);
+    let mut options = settings.config.options_of(PluginKind::Compute, plugin);
+    let entry = catalogue.find(PluginKind::Compute, plugin);
+    let schema = entry.and_then(|entry| entry.schema.as_ref());
+    if let Some(threads) = settings.threads
+        && schema.is_some_and(|schema| schema.fields.iter().any(|field| field.name == "threads"))
+    {
+        options.insert("threads".into(), i64::from(threads).into());
+    }
+    options
+}
+
+/// Finds and opens what the settings name.
+///
+/// # Errors
+/// Where a plug-in is not there or refuses; a device that cannot be had is an error only where it is the last one, or
+/// under `strict`.
+pub(crate) fn open(settings: &Settings) -> Result<Opened> {
+    let catalogue = catalogue(settings);
+    let config = &settings.config;
+    let options = |kind, name: &str| config.options_of(kind, name);
+    let (storage, cache, planner) = (&config.storage.tier, &config.cache.policy, &config.planner.name);
+    let (compute, fallbacks) = devices(settings, &catalogue)?;
+    let stack = Stack {
+        storage: catalogue.open_storage(storage, &options(PluginKind::Storage, storage))?,
+        cache: catalogue.open_cache(cache, &options(PluginKind::Cache, cache))?,
+        planner: catalogue.open_planner(planner, &options(PluginKind::Planner, planner))?,
+        compute,
+    };
+    let mut used: Vec<(PluginKind, &str)> = Vec::new();
+    let devices = stack.compute.iter().map(|(device, _)| (PluginKind::Compute, plugin_of(device)));
+    let others = [
+        (PluginKind::Storage, storage.as_str()),
+        (PluginKind::Cache, cache.as_str()),
+        (PluginKind::Planner, planner.as_str()),
+    ];
+    for plugin in devices.chain(others) {
+        if !used.contains(&plugin) {
+            used.push(plugin);
+        }
+    }
+    let in_use = |(kind, name): (PluginKind, &str)| {
+        let entry = catalogue.find(kind, name)?;
+        let path = match &entry.origin {
+            Origin::File(path) => Some(path.clone()),
+            Origin::Linked => None,
+        };
+        let version = entry.info.as_ref().map(|info| info.version.clone()).unwrap_or_default();
+        Some(PluginInUse { kind, name: name.to_owned(), version, path })
+    };
+    let plugins = used.into_iter().filter_map(in_use).collect();
+    Ok(Opened { stack, plugins, fallbacks })
+}
+
+type Devices = Vec<(String, Arc<dyn ComputeBackend>)>;
+
+/// The devices of the config that can be had, and why the others cannot.
+fn devices(settings: &Settings, catalogue: &Catalogue) -> Result<(Devices, Vec<Fallback>)> {
+    let wanted = &settings.config.compute.devices;
+    let mut opened: Devices = Vec::new();
+    let mut failed: Vec<(&String, LoadError)> = Vec::new();
+    for device in wanted {
+        if opened.iter().any(|(name, _)| name == device) {
+            bail!(Usage(format!("device `{device}` is named twice")));
+        }
+        match catalogue.open_compute(device, &device_options(settings, catalogue, device)) {
+            Ok(backend) => opened.push((device.clone(), backend)),
+            // A mistake in the config is not for another device to make good.
+            Err(error @ (LoadError::Options(_) | LoadError::DeviceName { .. })) => return Err(error.into()),
+            Err(error) => failed.push((device, error)),
+        }
+    }
+    if settings.threads.is_some() && !failed.is_empty() {
+        tracing::debug!("--threads goes to the devices that there are");
+    }
+    if opened.is_empty() || settings.config.general.strict {
+        // The last word of an error is its cause; the first device is the one that was wanted most.
+        let Some((device, error)) = failed.into_iter().next() else { return Ok((opened, Vec::new())) };
+        let error = anyhow!(error).context(format!("device `{device}` cannot be had"));
+        return match settings.config.general.strict && !opened.is_empty() {
+            true => Err(error).context("strict is on, and not everything is as asked").hint(
+                "leave the device out of [compute] devices (or --device), or allow the fallback with strict = false",
+            ),
+            false => Err(error),
+        };
+    }
+    let got: Vec<&str> = opened.iter().map(|(name, _)| name.as_str()).collect();
+    let got = got.join(", ");
+    let fallback = |(device, error): (&String, LoadError)| Fallback {
+        what: "devices".into(),
+        wanted: device.clone(),
+        got: got.clone(),
+        reason: short(&error),
+    };
+    let fallbacks = failed.into_iter().map(fallback).collect();
+    Ok((opened, fallbacks))
+}
+
+/// An error's first line: the list of every place that was searched is for the error alone.
+fn short(error: &LoadError) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}

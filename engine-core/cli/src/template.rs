@@ -1,0 +1,446 @@
+//! Chat templates: Jinja as model makers write it, rendered as they expect.
+//!
+//! The environment is that of Hugging Face's `apply_chat_template`: blocks are trimmed, `raise_exception`,
+//! `strftime_now` and Python's `tojson` exist, Python's methods work on strings and dictionaries, and the `generation`
+//! block (which only marks text for training) is transparent.
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::{Environment, Error, ErrorKind, context};
+use serde_json::Map;
+use std::fmt;
+
+/// Instructions that one rendering may take: a template is a stranger's program.
+const FUEL: u64 = 2_000_000;
+
+/// Why a template or a message was refused.
+#[derive(Debug)]
+#[non_exhaustive]
+pub(crate) enum TemplateError {
+    /// The template cannot be parsed, or uses what is not there.
+    Template {
+        /// With line where it is known.
+        detail: String,
+    },
+    /// The template refused the conversation through `raise_exception`.
+    Refused {
+        /// Its own words.
+        message: String,
+    },
+    /// A message has a form that cannot be rendered.
+    Message {
+        /// What, and what is wanted.
+        detail: String,
+    },
+}
+
+impl fmt::Display for TemplateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TemplateError::Template { detail } => write!(f, "chat template: {detail}"),
+            TemplateError::Refused { message } => {
+                write!(f, "the model's chat template refuses this conversation: {message}")
+            }
+            TemplateError::Message { detail } => write!(f, "message: {detail}"),
+        }
+    }
+}
+
+impl std::error::Error for TemplateError {}
+
+/// One message of a conversation, its content always text.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Message(Map<String, serde_json::Value>);
+
+impl Message {
+    /// A message of this role.
+    pub(crate) fn new(role: &str, content: impl Into<String>) -> Message {
+        let mut map = Map::new();
+        map.insert("role".into(), role.into());
+        map.insert("content".into(), content.into().into());
+        Message(map)
+    }
+
+    /// A message as chat APIs have it: content is text, a list of text parts (joined), null or missing (empty). Other
+    /// keys, such as `tool_calls`, are kept for the template.
+    ///
+    /// # Errors
+    /// [`TemplateError::Message`] where there is no role, or a part is not text.
+    pub(crate) fn from_json(value: &serde_json::Value) -> Result<Message, TemplateError> {
+        let fail = |detail: String| Err(TemplateError::Message { detail });
+        let Some(map) = value.as_object() else {
+            return fail(format!("{value} is no object with `role` and `content`"));
+        };
+        if !map.get("role").is_some_and(serde_json::Value::is_string) {
+            return fail(format!("{value} has no `role`"));
+        }
+        let content = match map.get("content") {
+            None | Some(serde_json::Value::Null) => String::new(),
+            Some(serde_json::Value::String(text)) => text.clone(),
+            Some(serde_json::Value::Array(parts)) => {
+                let mut text = String::new();
+                for part in parts {
+                    match (
+                        part.get("type").and_then(|t| t.as_str()),
+                        part.get("text").and_then(|t| t.as_str()),
+                    ) {
+                        (Some("text"), Some(piece)) => text.push_str(piece),
+                        (kind, _) => {
+                            let kind = kind.unwrap_or("without a type");
+                            return fail(format!(
+                                "a part of type `{kind}` in `content`; only `text` parts are taken"
+                            ));
+                        }
+                    }
+                }
+                text
+            }
+            Some(other) => return fail(format!("`content` is {other}; wanted text or a list of text parts")),
+        };
+        let mut map = map.clone();
+        map.insert("content".into(), content.into());
+        Ok(Message(map))
+    }
+
+    /// Who speaks.
+    pub(crate) fn role(&self) -> &str {
+        self.0.get("role").and_then(|role| role.as_str()).unwrap_or_default()
+    }
+}
+
+/// A template that was parsed and tried.
+pub(crate) struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+}
+
+const NAME: &str = "chat_template";
+
+impl ChatTemplate {
+    /// Parses a template and renders trial conversations, so that whatever it uses and this program lacks is found
+    /// now. `bos` and `eos` are the texts of the model's tokens, empty where it has none.
+    ///
+    /// # Errors
+    /// [`TemplateError::Template`] with line and feature.
+    pub(crate) fn new(source: &str, bos: &str, eos: &str) -> Result<ChatTemplate, TemplateError> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(template_error)?);
+        environment.set_fuel(Some(FUEL));
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        environment.add_filter("tojson", tojson);
+        environment.add_template_owned(NAME, without_generation_tags(source)).map_err(template_error)?;
+        let template = ChatTemplate { environment, bos: bos.to_owned(), eos: eos.to_owned() };
+        let (user, assistant) = (Message::new("user", "Hello"), Message::new("assistant", "Hello"));
+        for trial in [
+            vec![user.clone()],
+            vec![Message::new("system", "Be brief."), user.clone()],
+            vec![user.clone(), assistant, user],
+        ] {
+            match template.render(&trial, true) {
+                Ok(_) | Err(TemplateError::Refused { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(template)
+    }
+
+    /// The prompt for a conversation; with `answer`, up to where the model's answer begins.
+    ///
+    /// # Errors
+    /// [`TemplateError`].
+    pub(crate) fn render(&self, messages: &[Message], answer: bool) -> Result<String, TemplateError> {
+        let messages: Vec<&Map<String, serde_json::Value>> = messages.iter().map(|m| &m.0).collect();
+        let template = self.environment.get_template(NAME).map_err(template_error)?;
+        template
+            .render(context! {
+                messages => Value::from(Serde(&messages)),
+                add_generation_prompt => answer,
+                bos_token => self.bos.as_str(),
+                eos_token => self.eos.as_str(),
+                tools => (),
+                documents => (),
+            })
+            .map_err(template_error)
+    }
+}
+
+/// What `raise_exception` was called with.
+#[derive(Debug)]
+struct Raised(String);
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+}
+
+fn template_error(error: Error) -> TemplateError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(here) = cause {
+        if let Some(Raised(message)) = here.downcast_ref() {
+            return TemplateError::Refused { message: message.clone() };
+        }
+        cause = here.source();
+    }
+    let line = error.line().map_or(String::new(), |line| format!("line {line}: "));
+    let detail = error.detail().map_or(String::new(), |detail| format!(": {detail}"));
+    TemplateError::Template { detail: format!("{line}{}{detail}", error.kind()) }
+}
+
+/// `strftime_now(format)`: the local time.
+fn strftime_now(format: String) -> Result<String, Error> {
+    jiff::fmt::strtime::format(&format, &jiff::Zoned::now()).map_err(|error| {
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {error}"))
+    })
+}
+
+/// `tojson` as Python's `json.dumps(ensure_ascii=False)` writes it: no escapes for HTML, a space after `,` and `:`.
+fn tojson(value: Serde<serde_json::Value>, options: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let sort: Option<bool> = options.get("sort_keys")?;
+    let ascii: Option<bool> = options.get("ensure_ascii")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    options.assert_all_used()?;
+    let item = if indent.is_some() { "," } else { ", " };
+    let (item, key) = match separators.as_deref() {
+        None => (item.to_owned(), ": ".to_owned()),
+        Some([item, key]) => (item.clone(), key.clone()),
+        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators are a pair")),
+    };
+    let style = Style { indent, sort: sort == Some(true), ascii: ascii == Some(true), item, key };
+    let mut text = String::new();
+    style.write(&value, 0, &mut text);
+    Ok(Value::from_safe_string(text))
+}
+
+struct Style {
+    indent: Option<usize>,
+    sort: bool,
+    ascii: bool,
+    item: String,
+    key: String,
+}
+
+impl Style {
+    fn write(&self, value: &serde_json::Value, depth: usize, text: &mut String) {
+        match value {
+            serde_json::Value::Array(items) if !items.is_empty() => {
+                text.push('[');
+                for (index, item) in items.iter().enumerate() {
+                    self.separate(index, depth + 1, text);
+                    self.write(item, depth + 1, text);
+                }
+                self.end_of_line(depth, text);
+                text.push(']');
+            }
+            serde_json::Value::Object(map) if !map.is_empty() => {
+                text.push('{');
+                let mut entries: Vec<_> = map.iter().collect();
+                if self.sort {
+                    entries.sort_by_key(|(key, _)| *key);
+                }
+                for (index, (key, value)) in entries.into_iter().enumerate() {
+                    self.separate(index, depth + 1, text);
+                    self.leaf(&serde_json::Value::String(key.clone()), text);
+                    text.push_str(&self.key);
+                    self.write(value, depth + 1, text);
+                }
+                self.end_of_line(depth, text);
+                text.push('}');
+            }
+            leaf => self.leaf(leaf, text),
+        }
+    }
+
+    fn leaf(&self, value: &serde_json::Value, text: &mut String) {
+        for c in value.to_string().chars() {
+            if self.ascii && !c.is_ascii() {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    text.push_str(&format!("\\u{unit:04x}"));
+                }
+            } else {
+                text.push(c);
+            }
+        }
+    }
+
+    fn separate(&self, index: usize, depth: usize, text: &mut String) {
+        if index > 0 {
+            text.push_str(&self.item);
+        }
+        self.end_of_line(depth, text);
+    }
+
+    fn end_of_line(&self, depth: usize, text: &mut String) {
+        if let Some(indent) = self.indent {
+            text.push('\n');
+            text.push_str(&" ".repeat(indent.min(64) * depth));
+        }
+    }
+}
+
+/// Turns `generation` blocks, which say what is trained on, into blocks that are always taken; white space control
+/// stays as written.
+fn without_generation_tags(source: &str) -> String {
+    let mut result = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        result.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let (inside, after) = (&tag[2..end], &tag[end + 2..]);
+        match inside.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+') {
+            "generation" => {
+                result.push_str(&format!("{{%{}%}}", inside.replacen("generation", "if true", 1)))
+            }
+            "endgeneration" => {
+                result.push_str(&format!("{{%{}%}}", inside.replacen("endgeneration", "endif", 1)))
+            }
+            _ => result.push_str(&tag[..end + 2]),
+        }
+        rest = after;
+    }
+    result.push_str(rest);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn render(source: &str) -> String {
+        let template = ChatTemplate::new(source, "<s>", "</s>").unwrap();
+        template.render(&[Message::new("user", " Hi <b> ")], true).unwrap()
+    }
+
+    const CHATML: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
+        {{ '<|im_start|>system\nYou are helpful<|im_end|>\n' }}{% endif %}\
+        {{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}\
+        {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+    #[test]
+    fn chatml() {
+        assert_eq!(
+            render(CHATML),
+            "<|im_start|>system\nYou are helpful<|im_end|>\n<|im_start|>user\n Hi <b> <|im_end|>\n<|im_start|>assistant\n"
+        );
+    }
+
+    /// Text, parts, null and missing content give the same prompt; an image is refused (facts: trap 18).
+    #[test]
+    fn trap_18_forms_of_content() {
+        let template = ChatTemplate::new(CHATML, "", "").unwrap();
+        let prompt = |value| template.render(&[Message::from_json(&value).unwrap()], true).unwrap();
+        let text = prompt(json!({"role": "user", "content": "ab"}));
+        assert_eq!(
+            text,
+            prompt(
+                json!({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
+            )
+        );
+        let empty = prompt(json!({"role": "assistant", "content": ""}));
+        assert_eq!(empty, prompt(json!({"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]})));
+        assert_eq!(empty, prompt(json!({"role": "assistant"})));
+        for (wrong, wanted) in [
+            (json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}), "`image_url`"),
+            (json!({"role": "user", "content": 3}), "`content` is 3"),
+            (json!({"content": "x"}), "no `role`"),
+            (json!("x"), "no object"),
+        ] {
+            let message = Message::from_json(&wrong).unwrap_err().to_string();
+            assert!(message.contains(wanted), "{message}");
+        }
+    }
+
+    /// What templates use beyond plain Jinja (facts: trap 19).
+    #[test]
+    fn trap_19_what_templates_use() {
+        for (source, wanted) in [
+            (
+                "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+                " Hi <b> ",
+            ),
+            (
+                "{%- for m in messages -%}\n  {%- generation -%}  {{ m.content.strip() }}  {%- endgeneration -%}\n{%- endfor -%}",
+                "Hi <b>",
+            ),
+            ("{{ messages | tojson }}", r#"[{"role": "user", "content": " Hi <b> "}]"#),
+            (
+                "{{ {'ä': [1, true, none]} | tojson(indent=2) }}",
+                "{\n  \"ä\": [\n    1,\n    true,\n    null\n  ]\n}",
+            ),
+            ("{{ ['ä'] | tojson(ensure_ascii=true) }}", r#"["\u00e4"]"#),
+            (
+                "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+                "1",
+            ),
+            ("{% for k, v in messages[0].items() %}{{ k }},{% endfor %}", "role,content,"),
+            ("{% for k, v in messages[0] | items %}{{ k }},{% endfor %}", "role,content,"),
+            (
+                "{{ 'a-b'.split('-')[-1] }}{{ 'abc'.startswith('a') }}{{ messages[::-1][0].role }}",
+                "bTrueuser",
+            ),
+            ("{% for m in messages %}\n  {% if true %}\nx\n  {% endif %}\n{% endfor %}\n", "x\n"),
+            (
+                "{{ bos_token }}{% if tools %}t{% endif %}{% if missing is defined %}d{% endif %}{{ eos_token }}",
+                "<s></s>",
+            ),
+            (
+                "{% for i in [1,2,3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{{ loop.index0 }}{% endfor %}",
+                "10",
+            ),
+            ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('y') }}", "<y>"),
+        ] {
+            assert_eq!(render(source), wanted, "{source}");
+        }
+        let year = render("{{ strftime_now('%Y') }}");
+        assert!(year.len() == 4 && year.parse::<u32>().is_ok(), "{year}");
+        for format in ["%d %b %Y", "%Y-%m-%d", "%H:%M:%S", "%A, %-d %B"] {
+            assert!(!render(&format!("{{{{ strftime_now('{format}') }}}}")).contains('%'));
+        }
+    }
+
+    #[test]
+    fn trap_19_what_is_missing_is_said_at_load() {
+        for (source, wanted) in [
+            ("a\n{{ messages | no_such_filter }}", "line 2"),
+            ("a\n{{ no_such_function() }}", "line 2"),
+            ("{% nosuchtag %}", "nosuchtag"),
+            ("{% for m in messages %}", "line 1"),
+            ("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "fuel"),
+            ("{{ strftime_now('%!') }}", "strftime_now"),
+        ] {
+            let message = ChatTemplate::new(source, "", "").map(|_| ()).unwrap_err().to_string();
+            assert!(
+                message.starts_with("chat template: ") && message.contains(wanted),
+                "{source}: {message}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_template_may_refuse() {
+        let source =
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}ok";
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        let error = template.render(&[Message::new("system", "x")], true).unwrap_err();
+        assert!(
+            matches!(&error, TemplateError::Refused { message } if message == "no system role"),
+            "{error}"
+        );
+    }
+}

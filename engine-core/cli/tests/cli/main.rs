@@ -1,0 +1,47 @@
+//! Runs the built program: what it prints where, how it ends, and what it makes of wrong input.
+//!
+//! The plug-ins must lie beside it (`cargo build --release` puts them there): tests that need them fail otherwise.
+
+#![forbid(unsafe_code)]
+
+mod bad_files;
+mod bad_plugins;
+mod chat;
+mod generation;
+mod program;
+mod surface;
+
+use libtest_mimic::{Arguments, Trial};
+
+fn main() -> std::process::ExitCode {
+    let arguments = Arguments::from_args();
+    let all =
+        [surface::tests(), generation::tests(), chat::tests(), bad_files::tests(), bad_plugins::tests()];
+    let trials: Vec<Trial> = all
+        .into_iter()
+        .flatten()
+        .map(|(name, test)| {
+            Trial::test(name, move || {
+                test();
+                Ok(())
+            })
+        })
+        .chain(chat::tests_with_models().into_iter().map(|(name, model, test)| {
+            let path = program::shared_model(model);
+            let kind = if path.is_none() { format!("needs ../shared/models/{model}") } else { String::new() };
+            let ignored = path.is_none();
+            let run = move || {
+                test(&path.unwrap_or_default());
+                Ok(())
+            };
+            Trial::test(name, run).with_ignored_flag(ignored).with_kind(kind)
+        }))
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// A test that needs a model which is not part of the sources: its name, the model's file, the test.
+type ModelTest = (&'static str, &'static str, fn(&str));
+
+/// A test by its name.
+type Test = (&'static str, fn());

@@ -1,0 +1,116 @@
+//! From a model's description to lists of operations.
+//!
+//! Three lists run a model: one token through everything ([`step`], decode), a batch of tokens through the layers
+//! ([`body`], prefill), and final norm and head on rows that a body left ([`head`]).
+
+mod builder;
+mod ffn;
+mod layer;
+#[cfg(test)]
+mod tests;
+
+use crate::options::Activations;
+use crate::{Result, RuntimeError};
+use builder::Builder;
+use engine_core::ClusterRange;
+use engine_core::backend::{BufferId, BufferView};
+use engine_core::operation::{OperationList, SlotId};
+use engine_core::planner::LayerPlan;
+use formats::{ModelDescription, TensorInfo};
+use std::collections::HashMap;
+
+/// Everything but the weights' places that decides a list.
+#[derive(Clone, Copy)]
+pub(crate) struct GraphOptions<'a> {
+    pub(crate) model: &'a ModelDescription,
+    pub(crate) plan: &'a [LayerPlan],
+    pub(crate) activations: Activations,
+    /// Positions of the KV cache.
+    pub(crate) context: u32,
+    /// Alignment of the residual's rows in bytes, so that each can be bound on its own.
+    pub(crate) row_alignment: u64,
+    /// Whether the neurons that took part are counted.
+    pub(crate) count_active: bool,
+}
+
+/// Where weights lie on the device.
+#[derive(Default)]
+pub(crate) struct Places {
+    by_name: HashMap<String, BufferView>,
+}
+
+impl Places {
+    /// Places of nothing: for lists that are only asked about.
+    pub(crate) fn nowhere() -> Places {
+        Places::default()
+    }
+
+    pub(crate) fn set(&mut self, tensor: &TensorInfo, view: BufferView) {
+        self.by_name.insert(tensor.name.clone(), view);
+    }
+
+    fn of(&self, tensor: &TensorInfo) -> BufferView {
+        self.by_name.get(&tensor.name).copied().unwrap_or(BufferView { buffer: BufferId(0), offset: 0 })
+    }
+}
+
+/// A list, with the slots that are bound when it is submitted.
+pub(crate) struct Graph {
+    pub(crate) list: OperationList,
+    /// Weights that it reads, each once.
+    pub(crate) weights: Vec<TensorInfo>,
+    /// Host: I32 [T x 1].
+    pub(crate) ids: Option<SlotId>,
+    /// The residual after the last layer (a body's) or before the final norm (a head's): F32 [T x n_embd].
+    pub(crate) residual: Option<SlotId>,
+    /// Host: F32 [T x vocabulary].
+    pub(crate) logits: Option<SlotId>,
+    /// Per layer.
+    pub(crate) caches: Vec<SlotId>,
+    /// Layer and host slot, I32 [T x 1], of every FFN operation whose neurons are counted.
+    pub(crate) active: Vec<(usize, SlotId)>,
+    /// FFN operations that cover a part of their neurons.
+    pub(crate) ranges: Vec<(u32, Vec<ClusterRange>)>,
+}
+
+/// One token: embedding, layers, final norm, head.
+pub(crate) fn step(options: GraphOptions<'_>, places: &Places) -> Result<Graph> {
+    let mut builder = Builder::new(options, places, 1, false);
+    let residual = builder.scratch("residual", options.model.n_embd as u64)?;
+    let ids = builder.embed(residual)?;
+    builder.layers(residual)?;
+    let logits = builder.head(residual)?;
+    builder.finish(|graph| (graph.ids, graph.logits) = (Some(ids), Some(logits)))
+}
+
+/// A batch: embedding and layers; the residual stays in the buffer that is bound for it.
+pub(crate) fn body(options: GraphOptions<'_>, places: &Places, capacity: u32) -> Result<Graph> {
+    let mut builder = Builder::new(options, places, capacity, true);
+    let residual = builder.residual()?;
+    let ids = builder.embed(residual)?;
+    builder.layers(residual)?;
+    builder.finish(|graph| (graph.ids, graph.residual) = (Some(ids), Some(residual)))
+}
+
+/// Final norm and head on rows of a body's residual.
+pub(crate) fn head(options: GraphOptions<'_>, places: &Places, capacity: u32) -> Result<Graph> {
+    let mut builder = Builder::new(options, places, capacity, true);
+    let residual = builder.residual()?;
+    let logits = builder.head(residual)?;
+    builder.finish(|graph| (graph.residual, graph.logits) = (Some(residual), Some(logits)))
+}
+
+/// Bytes from one row of the residual to the next.
+pub(crate) fn residual_stride(model: &ModelDescription, row_alignment: u64) -> u64 {
+    (model.n_embd as u64 * 4).next_multiple_of(row_alignment.max(4))
+}
+
+/// A list that a person should never see refused: the description was checked, so this is our mistake or a dtype that
+/// cannot stand where the file has it.
+fn refused(model: &ModelDescription) -> impl Fn(engine_core::Error) -> RuntimeError + '_ {
+    move |source| RuntimeError::Model {
+        path: model.path.clone(),
+        what: format!("a tensor of this shape or type ({})", source.detail()),
+        advice: "store it in another type (norms and biases are F32)".into(),
+    }
+}

@@ -1,0 +1,46 @@
+//! Counts that explain what a run did.
+
+use engine_core::backend::Counter;
+use serde::Serialize;
+
+/// What devices and tier did during a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Statistics {
+    /// Bytes of weights that one token reads where no neuron is skipped, by arithmetic.
+    pub weight_bytes_per_token: u64,
+    /// Bytes of weights on the device (or viewed by it), each tensor once.
+    pub weight_bytes: u64,
+    /// Whether the device views the storage tier's memory instead of holding a copy.
+    pub weights_imported: bool,
+    /// Bytes of this session's KV cache.
+    pub kv_bytes: u64,
+    /// Submissions made by this session during the run.
+    pub submissions: u64,
+    /// Share of neurons that were active while decoding, per layer; empty where they were not counted.
+    pub active_neurons: Vec<f64>,
+    /// Counters of devices and tier: the change during the run, and where that has no meaning (such as
+    /// `bytes_allocated`) the value after it.
+    pub devices: Vec<DeviceCounters>,
+}
+
+/// Counters of one device or tier.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DeviceCounters {
+    /// Name in the config.
+    pub name: String,
+    /// Name and value.
+    pub counters: Vec<(String, u64)>,
+}
+
+impl DeviceCounters {
+    /// From counters before and after. Amounts (`bytes_allocated...`) are not differences.
+    pub(crate) fn between(name: &str, before: &[Counter], after: Vec<Counter>) -> DeviceCounters {
+        let value = |counter: &Counter| {
+            let amount = counter.name.starts_with("bytes_allocated");
+            let earlier = before.iter().find(|b| b.name == counter.name).map_or(0, |b| b.value);
+            if amount { counter.value } else { counter.value.saturating_sub(earlier) }
+        };
+        let counters = after.iter().map(|counter| (counter.name.clone(), value(counter))).collect();
+        DeviceCounters { name: name.to_owned(), counters }
+    }
+}

@@ -1,0 +1,22 @@
+//! Real models through loaded plug-ins: reference logits, the same answer everywhere, traps that need arithmetic.
+//!
+//! The plug-ins are those beside this test program (`cargo build --release` makes them). Trials that need
+//! `../shared/models` are ignored with that reason where it is absent.
+
+mod answers;
+mod reference;
+mod stack;
+mod synthetic;
+mod traps;
+
+use libtest_mimic::{Arguments, Trial};
+
+fn main() -> std::process::ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials: Vec<Trial> = Vec::new();
+    trials.extend(reference::trials());
+    trials.extend(answers::trials());
+    trials.extend(traps::trials());
+    trials.extend(synthetic::trials());
+    libtest_mimic::run(&arguments, trials).exit_code()
+}

@@ -1,0 +1,88 @@
+//! Logits and greedy ids of the f32 reference that came with the models.
+
+use crate::stack::{Outcome, Setup, ensure, shared, story, trial_with};
+use engine_runtime::{Activations, Session, SparsityChoice};
+use libtest_mimic::{Failed, Trial};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Largest difference allowed, as a share of the largest logit. f32 differs by the f16 KV cache and the order of sums;
+/// int8 by the activations' rounding (measured with the oracle on the story model: 3.1e-3).
+fn limit(activations: Activations) -> f64 {
+    match activations {
+        Activations::F32 => 1e-3,
+        Activations::Int8 => 2e-2,
+    }
+}
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let story_reference = "reference-tiny-story-9m.json";
+    let models: [(&str, PathBuf, &str); 3] = [
+        ("story", story(), story_reference),
+        ("story-pwri", shared("tiny-story-9m-f16.powerinfer.gguf"), story_reference),
+        ("drelu-135m", shared("smol-drelu-135m-q8_0.gguf"), "reference-smol-drelu-135m.json"),
+    ];
+    let mut trials = Vec::new();
+    for (name, model, reference) in models {
+        let reference = shared(reference);
+        let mut add = |setup: Setup| {
+            let policy = match setup.sparsity {
+                SparsityChoice::GateFirst => "gate-first",
+                _ => "dense",
+            };
+            let trial = format!("reference::{name}::{}::{}::{policy}", setup.device, setup.activations.name());
+            let files = [model.clone(), reference.clone()];
+            let (model, reference) = (model.clone(), reference.clone());
+            trials.push(trial_with(trial, &files, move || follows(setup, &model, &reference)));
+        };
+        for activations in [Activations::F32, Activations::Int8] {
+            for sparsity in [SparsityChoice::Dense, SparsityChoice::GateFirst] {
+                add(Setup { activations, sparsity, ..Setup::on("cpu") });
+            }
+        }
+        if name != "drelu-135m" {
+            add(Setup::on("reference")); // the oracle takes minutes for the larger one
+        }
+    }
+    trials
+}
+
+fn follows(setup: Setup, model: &Path, reference: &Path) -> Outcome {
+    let engine = setup.load(model)?;
+    let limit = limit(setup.activations);
+    let text = std::fs::read_to_string(reference)?;
+    let reference: Value = serde_json::from_str(&text)?;
+    for prompt in reference["prompts"].as_array().ok_or("no prompts in the reference")? {
+        let mut session = engine.session()?;
+        session.prefill(&ids(&prompt["token_ids"])?)?;
+        let dense = &prompt["dense"];
+        check_top_ten(&session, &dense["top10"], limit)?;
+        for (step, id) in ids(&dense["greedy_ids"])?.into_iter().enumerate() {
+            let logits = session.logits();
+            let largest = logits.iter().copied().fold(f32::MIN, f32::max);
+            let short = f64::from((largest - logits[id as usize]) / largest.abs());
+            ensure(short <= limit, || {
+                format!("{}: step {step}: id {id} is {short:.2e} under the largest", prompt["prompt"])
+            })?;
+            session.decode(id)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_top_ten(session: &Session, top: &Value, limit: f64) -> Outcome {
+    let top = top.as_array().ok_or("no top10 in the reference")?;
+    let number = |value: &Value| value.as_f64().ok_or("no number in the reference");
+    let largest = number(&top[0][1])?.abs();
+    for pair in top {
+        let (id, wanted) = (number(&pair[0])? as usize, number(&pair[1])?);
+        let found = f64::from(session.logits()[id]);
+        ensure((found - wanted).abs() <= limit * largest, || format!("logit of {id}: {found}, wanted {wanted}"))?;
+    }
+    Ok(())
+}
+
+fn ids(value: &Value) -> Result<Vec<u32>, Failed> {
+    let ids = value.as_array().ok_or("no ids in the reference")?;
+    ids.iter().map(|id| Ok(id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or("no id")?)).collect()
+}

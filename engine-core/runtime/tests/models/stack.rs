@@ -1,0 +1,105 @@
+//! Opens plug-ins by name from the folder of this test program.
+
+use engine_core::config::Plugins;
+use engine_core::options::OptionTable;
+use engine_loader::{Catalogue, Environment};
+use engine_runtime::{Activations, Engine, EngineOptions, SparsityChoice, Stack};
+use libtest_mimic::{Failed, Trial};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+pub(crate) type Outcome = Result<(), Failed>;
+
+/// Which plug-ins, and how they run.
+#[derive(Clone, Copy)]
+pub(crate) struct Setup {
+    pub(crate) device: &'static str,
+    pub(crate) tier: &'static str,
+    pub(crate) threads: i64,
+    pub(crate) batch: u32,
+    pub(crate) activations: Activations,
+    pub(crate) sparsity: SparsityChoice,
+}
+
+impl Setup {
+    pub(crate) fn on(device: &'static str) -> Setup {
+        Setup {
+            device,
+            tier: "mmap",
+            threads: 2,
+            batch: 256,
+            activations: Activations::F32,
+            sparsity: SparsityChoice::Dense,
+        }
+    }
+
+    pub(crate) fn load(&self, model: &Path) -> Result<Engine, Failed> {
+        static CATALOGUE: OnceLock<Mutex<Catalogue>> = OnceLock::new();
+        let catalogue = CATALOGUE.get_or_init(|| Mutex::new(discover()));
+        let catalogue = catalogue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut options = OptionTable::new();
+        options.insert("threads".into(), self.threads.into());
+        let none = OptionTable::new();
+        let stack = Stack {
+            compute: vec![(self.device.to_owned(), catalogue.open_compute(self.device, &options)?)],
+            storage: catalogue.open_storage(self.tier, &none)?,
+            cache: catalogue.open_cache("lru", &none)?,
+            planner: catalogue.open_planner("greedy", &none)?,
+        };
+        drop(catalogue);
+        let options = EngineOptions {
+            context: 256,
+            batch: self.batch,
+            activations: self.activations,
+            sparsity: self.sparsity,
+            strict: true,
+            count_active: false,
+        };
+        Ok(Engine::load(model, stack, options)?)
+    }
+}
+
+fn discover() -> Catalogue {
+    // The test program lies in target/PROFILE/deps, plug-ins in target/PROFILE.
+    let program = std::env::current_exe().unwrap_or_default();
+    let folder = program.parent().and_then(Path::parent).unwrap_or(Path::new(".")).to_path_buf();
+    let plugins = Plugins { paths: vec![folder.display().to_string()], ..Plugins::default() };
+    let environment = Environment {
+        program_folder: None,
+        manifest_folders: Vec::new(),
+        plugin_path: None,
+        ..Environment::from_process()
+    };
+    engine_loader::discover(&plugins, &folder, &environment)
+}
+
+/// The story model, which is always there.
+pub(crate) fn story() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-story-9m-q8_0.gguf")
+}
+
+/// A file of the folder with models that is shared beside the repository.
+pub(crate) fn shared(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models").join(name)
+}
+
+/// A trial that is ignored, with the reason in its name, where one of `files` is absent.
+pub(crate) fn trial_with(
+    name: String,
+    files: &[PathBuf],
+    run: impl FnOnce() -> Outcome + Send + 'static,
+) -> Trial {
+    match files.iter().find(|file| !file.is_file()) {
+        None => Trial::test(name, run),
+        Some(absent) => {
+            let file = absent.file_name().unwrap_or_default().to_string_lossy();
+            Trial::test(format!("{name} (ignored: ../shared/models/{file} is absent)"), || Ok(()))
+                .with_ignored_flag(true)
+        }
+    }
+}
+
+/// Fails with this text unless `condition` holds.
+pub(crate) fn ensure(condition: bool, text: impl FnOnce() -> String) -> Outcome {
+    if condition { Ok(()) } else { Err(text().into()) }
+}
