@@ -86,7 +86,8 @@ impl Bench<'_> {
     pub fn judge(&self, problem: &Problem, got: &Outputs, widen: f64) -> Fallible<f64> {
         let stated = run_once(self.stated, problem).map_err(|f| f.during("the oracle"))?;
         let scales = scales(problem, self.stated, &stated)?;
-        let comparison = |against| Comparison { problem, scales: &scales, class: self.class(), against, widen };
+        let comparison =
+            |against| Comparison { problem, scales: &scales, class: self.class(), against, widen };
         let mut worst = compare(&comparison(Against::Stated), got, &stated)?;
         if has_exact(problem) {
             let exact = run_once(self.exact, problem).map_err(|f| f.during("the f64 oracle"))?;

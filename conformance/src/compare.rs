@@ -77,16 +77,17 @@ pub fn compare(c: &Comparison<'_>, got: &Outputs, want: &Outputs) -> Fallible<f6
         let slot = SlotId(index);
         let got = got.get(&index).map_or(&[][..], |b| b);
         if got.len() != want.len() {
-            return Err(Finding::new("suite", format!("slot {index}: {} bytes, wanted {}", got.len(), want.len())));
+            return Err(Finding::new(
+                "suite",
+                format!("slot {index}: {} bytes, wanted {}", got.len(), want.len()),
+            ));
         }
         if matches!(c.problem.content.get(index as usize), Some(Content::Cache(_))) {
             same_f16(c, slot, got, want)?;
             continue;
         }
-        let copies = matches!(
-            c.problem.list.operations.first().map(|o| &o.kind),
-            Some(OperationKind::Copy { .. })
-        );
+        let copies =
+            matches!(c.problem.list.operations.first().map(|o| &o.kind), Some(OperationKind::Copy { .. }));
         match c.problem.tensor(slot).dtype {
             DType::F32 if !copies => worst = worst.max(within(c, slot, got, want)?),
             DType::F16 if !copies => same_f16(c, slot, got, want)?,
@@ -113,7 +114,7 @@ fn show(x: f64) -> String {
 }
 
 fn finding(c: &Comparison<'_>, message: String, element: Element) -> Finding {
-    Finding { check: c.against.name().into(), message, element: Some(element) }
+    Finding { check: c.against.name().into(), message, element: Some(Box::new(element)) }
 }
 
 /// How far an element is from the oracle, in units of what is allowed; infinite where no number could do.
@@ -166,11 +167,15 @@ fn within(c: &Comparison<'_>, slot: SlotId, got: &[u8], want: &[u8]) -> Fallible
     let (g, w) = (f64::from(got[at]), f64::from(want[at]));
     let (_, allowed) = units(g, w, &scale, limit.figure * c.widen, c.against);
     let columns = tensor.columns.max(1) as usize;
-    let times = if worst.is_finite() { format!("{worst:.3} times") } else { "infinitely".into() };
+    let times = if worst.is_finite() {
+        format!("by {worst:.3} times what is allowed")
+    } else {
+        "and no limit would do".into()
+    };
     let name = c.problem.list.slot(slot).map_or("", |s| s.name.as_str());
     Err(finding(
         c,
-        format!("`{name}` departs {times} beyond its limit"),
+        format!("`{name}` is off {times}"),
         Element {
             slot: name.into(),
             row: (at / columns) as u64,
@@ -178,7 +183,11 @@ fn within(c: &Comparison<'_>, slot: SlotId, got: &[u8], want: &[u8]) -> Fallible
             got: show(g),
             want: show(w),
             allowed: show(allowed),
-            limit: format!("{:.1e} of the sum of absolute products {}", limit.figure * c.widen, show(scale.sum)),
+            limit: format!(
+                "{:.1e} of the sum of absolute products {}",
+                limit.figure * c.widen,
+                show(scale.sum)
+            ),
             reason: limit.reason.into(),
             wrong: format!("{wrong} of {}", got.len()),
         },
@@ -258,7 +267,9 @@ fn counts(c: &Comparison<'_>, got: &Outputs) -> Fallible<()> {
         if counted != said && row.iter().all(|v| v.is_finite()) {
             return Err(Finding::new(
                 "active count",
-                format!("token {token}: `active_count` is {said}, but {counted} neurons of `hidden` are not 0"),
+                format!(
+                    "token {token}: `active_count` is {said}, but {counted} neurons of `hidden` are not 0"
+                ),
             ));
         }
     }
@@ -295,7 +306,7 @@ pub fn identical(
                 return Err(Finding {
                     check: check.into(),
                     message: format!("`{name}` differs"),
-                    element: Some(Element {
+                    element: Some(Box::new(Element {
                         slot: name.into(),
                         row: (at / columns) as u64,
                         column: (at % columns) as u64,
@@ -305,7 +316,7 @@ pub fn identical(
                         limit: "bit-identical".into(),
                         reason: reason.into(),
                         wrong: "at least 1".into(),
-                    }),
+                    })),
                 });
             }
         }

@@ -102,9 +102,8 @@ pub fn single(problem: &Problem, index: usize, bytes: &[Vec<u8>]) -> Fallible<(P
     let used: BTreeSet<SlotId> = operation.kind.operands().iter().map(|o| o.slot).collect();
     let used: Vec<SlotId> = used.into_iter().collect();
     let shape = cache_shape(&operation.kind);
-    let written = |slot: &SlotId| {
-        operation.kind.operands().iter().any(|o| o.slot == *slot && o.access != Access::Read)
-    };
+    let written =
+        |slot: &SlotId| operation.kind.operands().iter().any(|o| o.slot == *slot && o.access != Access::Read);
     let read = |slot: &SlotId| {
         operation.kind.operands().iter().any(|o| o.slot == *slot && o.access != Access::Write)
     };
@@ -112,7 +111,12 @@ pub fn single(problem: &Problem, index: usize, bytes: &[Vec<u8>]) -> Fallible<(P
     for (new, old) in list.slots.iter_mut().zip(&used) {
         let cache = shape.filter(|(slot, ..)| slot == old);
         if let Some((_, kv_heads, head_dim)) = cache {
-            content.push(Content::Cache(canonical(&bytes[old.0 as usize], new.tensor.rows, kv_heads, head_dim)));
+            content.push(Content::Cache(canonical(
+                &bytes[old.0 as usize],
+                new.tensor.rows,
+                kv_heads,
+                head_dim,
+            )));
             continue;
         }
         // A device's own operations are compared; where a slot lies on the host its copy is compared on the device.
@@ -224,7 +228,9 @@ fn load(source: &mut dyn Source, submission: &Submission, states: &Memory) -> Fa
         all.push(match (kept, slot.role) {
             (Some(bytes), _) => bytes.clone(),
             (None, SlotRole::Constant(_) | SlotRole::Input) => source.bytes(submission, id)?,
-            (None, SlotRole::State) if !submission.keys.contains_key(&id.0) => source.bytes(submission, id)?,
+            (None, SlotRole::State) if !submission.keys.contains_key(&id.0) => {
+                source.bytes(submission, id)?
+            }
             _ => Vec::new(),
         });
     }
@@ -250,7 +256,8 @@ fn compare_one(
     trace.compared += 1;
     let scales = scales(one, oracle, want)?;
     let class = dut.describe().tolerance;
-    let comparison = Comparison { problem: one, scales: &scales, class, against: Against::Stated, widen: 1.0 };
+    let comparison =
+        Comparison { problem: one, scales: &scales, class, against: Against::Stated, widen: 1.0 };
     match compare(&comparison, &got, want) {
         Ok(worst) => {
             let entry = trace.worst.entry(operation.kind.name().into()).or_default();

@@ -41,19 +41,28 @@ pub const CASES: &[ErrorCase] = &[
     ("counters", counters),
 ];
 
-fn expect<T: std::fmt::Debug>(what: &str, wanted: &str, got: Result<T>, is: fn(&Error) -> bool) -> Fallible<()> {
+fn expect<T: std::fmt::Debug>(
+    what: &str,
+    wanted: &str,
+    got: Result<T>,
+    is: fn(&Error) -> bool,
+) -> Fallible<()> {
     match got {
         Err(error) if is(&error) => {
             let detail = error.to_string();
             if detail.trim().len() < 8 {
-                return Err(Finding::new("error paths", format!("{what}: the error says nothing: {detail:?}")));
+                return Err(Finding::new(
+                    "error paths",
+                    format!("{what}: the error says nothing: {detail:?}"),
+                ));
             }
             Ok(())
         }
         Err(error) => Err(Finding::new("error paths", format!("{what}: wanted {wanted}, got `{error}`"))),
-        Ok(value) => {
-            Err(Finding::new("error paths", format!("{what}: wanted {wanted}, but it succeeded with {value:?}")))
-        }
+        Ok(value) => Err(Finding::new(
+            "error paths",
+            format!("{what}: wanted {wanted}, but it succeeded with {value:?}"),
+        )),
     }
 }
 
@@ -127,7 +136,12 @@ macro_rules! ask {
 }
 
 fn unknown_buffer(b: &Bench<'_>) -> Fallible<Outcome> {
-    expect("freeing a handle that was never given out", UNKNOWN_BUFFER, b.dut.free(BufferId(NEVER)), is_buffer)?;
+    expect(
+        "freeing a handle that was never given out",
+        UNKNOWN_BUFFER,
+        b.dut.free(BufferId(NEVER)),
+        is_buffer,
+    )?;
     Ok(Outcome::OK)
 }
 
@@ -146,7 +160,12 @@ fn double_free(b: &Bench<'_>) -> Fallible<Outcome> {
 
 fn unknown_executable(b: &Bench<'_>) -> Fallible<Outcome> {
     let never = ExecutableId(NEVER);
-    expect("releasing a handle that was never given out", UNKNOWN_EXECUTABLE, b.dut.release(never), is_executable)?;
+    expect(
+        "releasing a handle that was never given out",
+        UNKNOWN_EXECUTABLE,
+        b.dut.release(never),
+        is_executable,
+    )?;
     Ok(Outcome::OK)
 }
 
@@ -190,7 +209,12 @@ fn constant_of_unknown_buffer(b: &Bench<'_>) -> Fallible<Outcome> {
             slot.role = SlotRole::Constant(BufferView { buffer: BufferId(NEVER), offset: 0 });
         }
     }
-    expect("preparing with a constant in an unknown buffer", UNKNOWN_BUFFER, b.dut.prepare(&list), is_buffer)?;
+    expect(
+        "preparing with a constant in an unknown buffer",
+        UNKNOWN_BUFFER,
+        b.dut.prepare(&list),
+        is_buffer,
+    )?;
     Ok(Outcome::OK)
 }
 
@@ -246,9 +270,12 @@ fn prepare_unsupported(b: &Bench<'_>) -> Fallible<Outcome> {
         let problem = spec.build(b.seed, b.stated)?;
         if crate::bench::refusal(b.dut, &problem).is_some() {
             let got = b.dut.prepare(&problem.list);
-            expect(&format!("preparing {}, which `supports` denies", case.name), "not supported", got, |e| {
-                is_unsupported(e) || is_buffer(e)
-            })?;
+            expect(
+                &format!("preparing {}, which `supports` denies", case.name),
+                "not supported",
+                got,
+                |e| is_unsupported(e) || is_buffer(e),
+            )?;
             return Ok(Outcome::OK);
         }
     }
@@ -350,7 +377,11 @@ fn misaligned(b: &Bench<'_>) -> Fallible<Outcome> {
     })])
 }
 
-fn submit_bad_id(b: &Bench<'_>, id: i32, then: &mut dyn FnMut(TimelineValue) -> Fallible<()>) -> Fallible<Outcome> {
+fn submit_bad_id(
+    b: &Bench<'_>,
+    id: i32,
+    then: &mut dyn FnMut(TimelineValue) -> Fallible<()>,
+) -> Fallible<Outcome> {
     let mut problem = ask!(b, embed());
     if let Some(bytes) = problem.bytes_mut(SlotId(0)) {
         bytes[8..12].copy_from_slice(&id.to_le_bytes());
@@ -358,7 +389,10 @@ fn submit_bad_id(b: &Bench<'_>, id: i32, then: &mut dyn FnMut(TimelineValue) -> 
     let prepared = prepare(b.lab(), &problem)?;
     let operands = prepared.bind(&problem)?;
     let value = prepared.try_submit(&problem, &operands, &[]).map_err(|e| {
-        Finding::new("error paths", format!("ids are data: their error travels with `wait`, but submit failed: {e}"))
+        Finding::new(
+            "error paths",
+            format!("ids are data: their error travels with `wait`, but submit failed: {e}"),
+        )
     })?;
     then(value)?;
     operands.free()?;
@@ -405,7 +439,12 @@ fn dependency_failed(b: &Bench<'_>) -> Fallible<Outcome> {
 fn unknown_value(b: &Bench<'_>) -> Fallible<Outcome> {
     let never = TimelineValue(NEVER);
     let wanted = "an unknown timeline value";
-    expect("waiting for a value that was never returned", wanted, b.dut.wait(never, Duration::ZERO), is_value)?;
+    expect(
+        "waiting for a value that was never returned",
+        wanted,
+        b.dut.wait(never, Duration::ZERO),
+        is_value,
+    )?;
     let problem = ask!(b, linear());
     let prepared = prepare(b.lab(), &problem)?;
     let operands = prepared.bind(&problem)?;
@@ -427,7 +466,9 @@ fn wait_without_time(b: &Bench<'_>) -> Fallible<Outcome> {
     b.lab().finish(value)?;
     match b.dut.wait(value, Duration::ZERO)? {
         Reached::Done => {}
-        Reached::TimedOut => return Err(Finding::new("error paths", "a value that was reached is not reached")),
+        Reached::TimedOut => {
+            return Err(Finding::new("error paths", "a value that was reached is not reached"));
+        }
     }
     operands.free()?;
     prepared.close(&problem)?;
@@ -454,7 +495,9 @@ fn counters(b: &Bench<'_>) -> Fallible<Outcome> {
     b.dut.free(buffer)?;
     let after = counter(b, "bytes_allocated")?;
     if after != before {
-        return wrong(format!("after freeing everything `bytes_allocated` is {after}, before it was {before}"));
+        return wrong(format!(
+            "after freeing everything `bytes_allocated` is {after}, before it was {before}"
+        ));
     }
     let problem = ask!(b, linear());
     let submissions = counter(b, "submissions")?;
@@ -463,7 +506,9 @@ fn counters(b: &Bench<'_>) -> Fallible<Outcome> {
         return wrong("`submissions` does not count".into());
     }
     if counter(b, "bytes_allocated")? != before {
-        return wrong("after releasing an executable and freeing its buffers, memory is still counted".into());
+        return wrong(
+            "after releasing an executable and freeing its buffers, memory is still counted".into(),
+        );
     }
     Ok(Outcome::OK)
 }

@@ -26,9 +26,9 @@ pub fn matches(pattern: &str, text: &str) -> bool {
 
 /// Applies expectations to a case: a known failure is set aside, and one that passes is a failure.
 pub(crate) fn judge(expectations: &[Expectation], plugin: &str, device: &str, case: &mut CaseReport) {
-    let known = expectations.iter().find(|e| {
-        e.plugin == plugin && matches(&e.device, device) && matches(&e.case, &case.name)
-    });
+    let known = expectations
+        .iter()
+        .find(|e| e.plugin == plugin && matches(&e.device, device) && matches(&e.case, &case.name));
     let Some(known) = known else { return };
     case.expected = Some(known.reason.clone());
     match case.status {
@@ -38,7 +38,10 @@ pub(crate) fn judge(expectations: &[Expectation], plugin: &str, device: &str, ca
             case.outcome = Outcome::Failed {
                 finding: Finding::new(
                     "expectations",
-                    format!("it passes, but is listed as a known failure ({}): remove it from the list", known.reason),
+                    format!(
+                        "it passes, but is listed as a known failure ({}): remove it from the list",
+                        known.reason
+                    ),
                 ),
             };
         }

@@ -34,7 +34,7 @@ pub struct Finding {
     /// A sentence for people.
     pub message: String,
     /// The worst element, where values differ.
-    pub element: Option<Element>,
+    pub element: Option<Box<Element>>,
 }
 
 /// A result whose failure is a finding.

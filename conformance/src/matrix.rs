@@ -7,8 +7,9 @@ use crate::properties::Property;
 use crate::random::{self, Family};
 use crate::rng::hash;
 use crate::spec::{
-    AttentionSpec, CacheAction, CacheSpec, CopySpec, ElementwiseSpec, EmbedSpec, FfnSpec, LinearSpec, MaskShape,
-    NormSpec, PredictSpec, RangeShape, RopeSpec, ScalingShape, Select, SequenceShape, Spec,
+    AttentionSpec, CacheAction, CacheSpec, CopySpec, ElementwiseSpec, EmbedSpec, FUNCTIONS, FfnSpec,
+    LinearSpec, MaskShape, NormSpec, PredictSpec, RANGES, RangeShape, RopeSpec, SELECTS, ScalingShape,
+    Select, SequenceShape, Spec,
 };
 use crate::values::{ValueClass, weight_types};
 use engine_core::DType;
@@ -123,7 +124,8 @@ pub fn all() -> Vec<Case> {
     c.cases
 }
 
-/// Marks every ninth case, every property of a plain type, and the first cases of each operation, type and arithmetic.
+/// Marks every ninth case, every property of a plain type, every case of a KV cache, and the first cases of each
+/// operation, type and arithmetic.
 fn sample(cases: &mut [Case]) {
     let mut seen: BTreeSet<String> = BTreeSet::new();
     for case in cases {
@@ -131,7 +133,8 @@ fn sample(cases: &mut [Case]) {
         let first = seen.insert(head.join("/"));
         let property = matches!(&case.action, Action::Property(_, spec)
             if matches!(spec.dtype(), DType::F32 | DType::F16 | DType::Q8_0 | DType::Q4K));
-        case.sampled |= first || property || hash(&case.name).is_multiple_of(9);
+        let cache = case.operation.starts_with("kv-");
+        case.sampled |= first || property || cache || hash(&case.name).is_multiple_of(9);
     }
 }
 
@@ -155,8 +158,7 @@ fn embeds(c: &mut Cases) {
         for values in ValueClass::ALL {
             let scale = if values == ValueClass::Mixed { 8.0 } else { 1.0 };
             let columns = 2 * unit(dtype);
-            let spec =
-                EmbedSpec { dtype, vocabulary: 11, columns, capacity: 7, tokens: 5, scale, values };
+            let spec = EmbedSpec { dtype, vocabulary: 11, columns, capacity: 7, tokens: 5, scale, values };
             c.values(&format!("f32/{}", values.name()), Spec::Embed(spec));
         }
     }
@@ -197,8 +199,11 @@ fn linear(dtype: DType, int8: bool, shape: (u64, u64), tokens: (u32, u32)) -> Li
     }
 }
 
+/// Name, (rows, columns), (token capacity, tokens).
+type LinearShape = (&'static str, (u64, u64), (u32, u32));
+
 /// Rows and columns that are no multiples of a kernel's tiles, from one row and block up.
-fn linear_shapes(dtype: DType) -> Vec<(&'static str, (u64, u64), (u32, u32))> {
+fn linear_shapes(dtype: DType) -> Vec<LinearShape> {
     let u = unit(dtype);
     let mut shapes = vec![
         ("one", (1, u), (1, 1)),
@@ -254,14 +259,14 @@ fn ropes(c: &mut Cases) {
                 for (past, sequences) in [
                     ("start", vec![(4, 0)]),
                     ("far", vec![(2, 4095)]),
-                    ("sequences", vec![(2, 0), (1, 700), (3, 31)]),
+                    ("several", vec![(2, 0), (1, 700), (3, 31)]),
                 ] {
                     let spec = RopeSpec {
                         style,
                         heads,
                         head_dim,
                         rotary_dim,
-                        factors: past == "sequences",
+                        factors: past == "several",
                         scaling,
                         in_place: past == "far",
                         capacity: 8,
@@ -270,7 +275,7 @@ fn ropes(c: &mut Cases) {
                     };
                     let scaling = format!("{scaling:?}").to_lowercase();
                     c.values(&format!("{kind}/{shape}/{scaling}/{past}"), Spec::Rope(spec.clone()));
-                    if past == "sequences" {
+                    if past == "several" {
                         for p in [Property::Sequences, Property::BatchNeighbours] {
                             c.property(&format!("{kind}/{shape}/{scaling}"), p, Spec::Rope(spec.clone()));
                         }
@@ -280,15 +285,6 @@ fn ropes(c: &mut Cases) {
         }
     }
 }
-
-const FUNCTIONS: [Activation; 6] = [
-    Activation::Identity,
-    Activation::Relu,
-    Activation::ReluSquared,
-    Activation::Silu,
-    Activation::GeluTanh,
-    Activation::GeluErf,
-];
 
 fn elementwise(c: &mut Cases) {
     for values in ValueClass::ALL {
@@ -303,8 +299,11 @@ fn elementwise(c: &mut Cases) {
             values,
         };
         for function in FUNCTIONS {
-            let spec =
-                ElementwiseSpec { function: Some(function), in_place: values != ValueClass::Plain, ..base.clone() };
+            let spec = ElementwiseSpec {
+                function: Some(function),
+                in_place: values != ValueClass::Plain,
+                ..base.clone()
+            };
             c.values(&format!("{}/{}", function.name(), values.name()), Spec::Elementwise(spec));
         }
         for multiply in [false, true] {
@@ -329,17 +328,18 @@ fn sequence_shapes() -> Vec<(&'static str, Vec<SequenceShape>)> {
 }
 
 fn caches(c: &mut Cases) {
-    for (action, name) in [
-        (CacheAction::Append, "append"),
-        (CacheAction::Export, "export"),
-        (CacheAction::Import, "import"),
-    ] {
+    for (action, name) in
+        [(CacheAction::Append, "append"), (CacheAction::Export, "export"), (CacheAction::Import, "import")]
+    {
         for (shape, sequences) in sequence_shapes() {
             if action != CacheAction::Append && sequences.len() > 1 {
                 continue;
             }
-            for values in [ValueClass::Plain, ValueClass::Denormals, ValueClass::Outliers, ValueClass::NonFinite] {
-                let spec = CacheSpec { action, kv_heads: 3, head_dim: 20, sequences: sequences.clone(), values };
+            for values in
+                [ValueClass::Plain, ValueClass::Denormals, ValueClass::Outliers, ValueClass::NonFinite]
+            {
+                let spec =
+                    CacheSpec { action, kv_heads: 3, head_dim: 20, sequences: sequences.clone(), values };
                 c.values(&format!("{name}/{shape}/{}", values.name()), Spec::Cache(spec));
             }
         }
@@ -347,7 +347,9 @@ fn caches(c: &mut Cases) {
 }
 
 fn attentions(c: &mut Cases) {
-    for (heads_name, heads, kv_heads, head_dim) in [("heads", 4, 4, 16), ("grouped", 6, 2, 24), ("one", 1, 1, 64)] {
+    for (heads_name, heads, kv_heads, head_dim) in
+        [("heads", 4, 4, 16), ("grouped", 6, 2, 24), ("one", 1, 1, 64)]
+    {
         for (shape, sequences) in sequence_shapes() {
             for (kind, window, soft_cap) in
                 [("full", None, None), ("window", Some(4), None), ("soft-cap", None, Some(1.5))]
@@ -408,26 +410,6 @@ fn ffn(dtype: DType, int8: bool) -> FfnSpec {
         values: ValueClass::Plain,
     }
 }
-
-const SELECTS: [Select; 8] = [
-    Select::All,
-    Select::Mask(MaskShape::Empty),
-    Select::Mask(MaskShape::One),
-    Select::Mask(MaskShape::Sparse),
-    Select::Mask(MaskShape::Half),
-    Select::Mask(MaskShape::Full),
-    Select::GateFirst,
-    Select::Threshold,
-];
-
-const RANGES: [RangeShape; 6] = [
-    RangeShape::Whole,
-    RangeShape::Empty,
-    RangeShape::One,
-    RangeShape::Aligned,
-    RangeShape::Unaligned,
-    RangeShape::Several,
-];
 
 fn ffns(c: &mut Cases) {
     for dtype in weight_types() {
@@ -535,8 +517,16 @@ fn predicts(c: &mut Cases) {
         for int8 in [false, true] {
             for values in ValueClass::ALL.into_iter().filter(|v| *v != ValueClass::NonFinite) {
                 let u = unit(dtype);
-                let spec =
-                    PredictSpec { dtype, width: 2 * u, rank: u, neurons: 96, capacity: 5, tokens: 3, int8, values };
+                let spec = PredictSpec {
+                    dtype,
+                    width: 2 * u,
+                    rank: u,
+                    neurons: 96,
+                    capacity: 5,
+                    tokens: 3,
+                    int8,
+                    values,
+                };
                 let arithmetic = arithmetic_name(int8);
                 c.values(&format!("{arithmetic}/{}", values.name()), Spec::Predict(spec.clone()));
                 if values == ValueClass::Plain {

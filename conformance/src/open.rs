@@ -153,12 +153,16 @@ pub fn open(found: &Found, device: u32, options: &OptionTable) -> Fallible<Subje
             let device = format!("{name}:{device}");
             Ok(Subject::Compute(found.catalogue.open_compute(&device, options).map_err(wrong)?))
         }
-        PluginKind::Storage => Ok(Subject::Storage(found.catalogue.open_storage(&name, options).map_err(wrong)?)),
+        PluginKind::Storage => {
+            Ok(Subject::Storage(found.catalogue.open_storage(&name, options).map_err(wrong)?))
+        }
         PluginKind::Cache => {
             let (options, catalogue) = (options.clone(), Arc::clone(&found.catalogue));
             Ok(Subject::Cache(Box::new(move || catalogue.open_cache(&name, &options).map_err(wrong))))
         }
-        PluginKind::Planner => Ok(Subject::Planner(found.catalogue.open_planner(&name, options).map_err(wrong)?)),
+        PluginKind::Planner => {
+            Ok(Subject::Planner(found.catalogue.open_planner(&name, options).map_err(wrong)?))
+        }
         other => Err(failed(format!("the suite knows no {other} plug-ins"))),
     }
 }

@@ -150,7 +150,8 @@ impl Session {
 
     /// Runs a case by name.
     pub fn run(&self, cases: &[Case], name: &str) -> (Outcome, String) {
-        let unknown = || Outcome::Failed { finding: Finding::new("suite", format!("there is no case `{name}`")) };
+        let unknown =
+            || Outcome::Failed { finding: Finding::new("suite", format!("there is no case `{name}`")) };
         match (&self.subject, &self.oracles) {
             (Subject::Compute(dut), Some((stated, exact))) => {
                 let bench = Bench {

@@ -2,9 +2,7 @@
 
 use crate::bench::Bench;
 use crate::finding::{Fallible, Finding, Outcome};
-use crate::spec::{
-    AttentionSpec, FfnSpec, LinearSpec, MaskShape, RangeShape, Select, SequenceShape, Spec,
-};
+use crate::spec::{AttentionSpec, FfnSpec, LinearSpec, MaskShape, RangeShape, Select, SequenceShape, Spec};
 use crate::values::{ValueClass, weight_types};
 use engine_core::DType;
 use engine_core::operation::{Activation, DownLayout};
@@ -65,18 +63,20 @@ fn columns(dtype: DType, drawn: u64) -> u64 {
 fn linear() -> impl Strategy<Value = LinearSpec> {
     let sizes = (1u64..70, 1u64..200, 1u32..12, 0u32..3);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    (dtype(), values(), sizes, flags).prop_map(|(dtype, values, (rows, drawn, tokens, spare), flags)| LinearSpec {
-        dtype,
-        rows,
-        columns: columns(dtype, drawn),
-        capacity: tokens + spare,
-        tokens,
-        bias: flags.0,
-        accumulate: flags.1,
-        int8: flags.2,
-        strided: flags.3,
-        constant: true,
-        values,
+    (dtype(), values(), sizes, flags).prop_map(|(dtype, values, (rows, drawn, tokens, spare), flags)| {
+        LinearSpec {
+            dtype,
+            rows,
+            columns: columns(dtype, drawn),
+            capacity: tokens + spare,
+            tokens,
+            bias: flags.0,
+            accumulate: flags.1,
+            int8: flags.2,
+            strided: flags.3,
+            constant: true,
+            values,
+        }
     })
 }
 
@@ -89,7 +89,8 @@ fn ffn() -> impl Strategy<Value = FfnSpec> {
         Select::Mask(MaskShape::Sparse),
         Select::Threshold,
     ];
-    let ranges = [RangeShape::Whole, RangeShape::Unaligned, RangeShape::Several, RangeShape::Aligned, RangeShape::One];
+    let ranges =
+        [RangeShape::Whole, RangeShape::Unaligned, RangeShape::Several, RangeShape::Aligned, RangeShape::One];
     let functions = [Activation::Relu, Activation::ReluSquared, Activation::Silu, Activation::GeluErf];
     let sizes = (1u64..130, 1u64..130, 1u32..6, 0u32..3);
     let choices = (0..selects.len(), 0..ranges.len(), 0..functions.len());
@@ -146,12 +147,8 @@ fn attention() -> impl Strategy<Value = AttentionSpec> {
 pub fn run(bench: &Bench<'_>, family: Family, seed: u64) -> Fallible<Outcome> {
     let mut bytes = [0u8; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config {
-        cases: bench.random,
-        failure_persistence: None,
-        max_shrink_iters: 400,
-        ..Config::default()
-    };
+    let config =
+        Config { cases: bench.random, failure_persistence: None, max_shrink_iters: 400, ..Config::default() };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let mut runner = TestRunner::new_with_rng(config, rng);
     let (worst, supported) = (Cell::new(0.0f64), Cell::new(false));

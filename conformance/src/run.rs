@@ -6,9 +6,7 @@ use crate::values::{FILL, u16_bytes};
 use engine_core::backend::{
     ActiveRanges, Bindings, Bound, BufferId, BufferUse, BufferView, ExecutableId, SequenceSpan, TimelineValue,
 };
-use engine_core::operation::{
-    Arithmetic, OperationKind, OperationList, Place, Slot, SlotId, SlotRole,
-};
+use engine_core::operation::{Arithmetic, OperationKind, OperationList, Place, Slot, SlotId, SlotRole};
 use engine_core::{ComputeBackend, DType, HostMemory, HostSpan, Reached, TensorType};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -92,19 +90,14 @@ impl<'a> Lab<'a> {
         let mut slot = |name: &str, role, place| {
             list.add_slot(Slot { name: name.into(), role, place, tensor, per_token: false })
         };
-        let (host_role, device_role) = if to_device {
-            (SlotRole::Input, SlotRole::Output)
-        } else {
-            (SlotRole::Output, SlotRole::Input)
-        };
+        let (host_role, device_role) =
+            if to_device { (SlotRole::Input, SlotRole::Output) } else { (SlotRole::Output, SlotRole::Input) };
         let host = slot("host bytes", host_role, Place::Host);
         let device = slot("device bytes", device_role, Place::Device);
         let (from, to) = if to_device { (host, device) } else { (device, host) };
         list.push("transfer", OperationKind::Copy { from, to }, Arithmetic::F32);
-        let slots = [
-            (host, Bound::Host(span_of(memory))),
-            (device, Bound::Buffer(BufferView { buffer, offset: 0 })),
-        ];
+        let slots =
+            [(host, Bound::Host(span_of(memory))), (device, Bound::Buffer(BufferView { buffer, offset: 0 }))];
         self.once(&list, &Bindings { tokens: 1, slots: &slots, sequences: &[], ranges: &[] })
     }
 
@@ -261,7 +254,10 @@ pub struct Operands<'a> {
 /// # Errors
 /// Where the list is invalid (a fault of the suite), or the backend fails after its `supports` said yes.
 pub fn prepare<'a>(lab: Lab<'a>, problem: &Problem) -> Fallible<Prepared<'a>> {
-    problem.list.validate().map_err(|e| Finding::new("suite", format!("the suite made an invalid list: {e}")))?;
+    problem
+        .list
+        .validate()
+        .map_err(|e| Finding::new("suite", format!("the suite made an invalid list: {e}")))?;
     let mut list = problem.list.clone();
     let mut constants = Vec::new();
     for (index, slot) in list.slots.iter_mut().enumerate() {
@@ -345,8 +341,12 @@ impl<'a> Prepared<'a> {
             .iter()
             .map(|(operation, ranges)| ActiveRanges { operation: *operation, ranges })
             .collect();
-        let bindings =
-            Bindings { tokens: problem.tokens, slots: &slots, sequences: &problem.sequences, ranges: &ranges };
+        let bindings = Bindings {
+            tokens: problem.tokens,
+            slots: &slots,
+            sequences: &problem.sequences,
+            ranges: &ranges,
+        };
         bindings.validate(&problem.list)?;
         self.lab.backend.submit(self.executable, &bindings, waits)
     }
@@ -430,7 +430,10 @@ impl Operands<'_> {
             let mut bytes = self.lab.collect(placed, &slot.name)?;
             if slot.role == SlotRole::Input {
                 if bytes != problem.bytes(SlotId(*index)) {
-                    return Err(Finding::new("guard regions", format!("the input `{}` was changed", slot.name)));
+                    return Err(Finding::new(
+                        "guard regions",
+                        format!("the input `{}` was changed", slot.name),
+                    ));
                 }
                 continue;
             }

@@ -128,7 +128,8 @@ impl Worker {
             // A plug-in may print what is no UTF-8.
             while lines.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
                 let text = String::from_utf8_lossy(&line);
-                let reply = text.trim_end().strip_prefix(MARK).and_then(|json| serde_json::from_str(json).ok());
+                let reply =
+                    text.trim_end().strip_prefix(MARK).and_then(|json| serde_json::from_str(json).ok());
                 if reply.is_some_and(|reply: Reply| sender.send(reply).is_err()) {
                     return;
                 }
@@ -148,7 +149,8 @@ impl Worker {
                 format!("opening the plug-in took more than {} s", options.timeout.as_secs()),
             )),
             Err(Silence::Ended(how)) => {
-                let hint = if sent.is_err() { " (does its `main` call conformance::main_if_child?)" } else { "" };
+                let hint =
+                    if sent.is_err() { " (does its `main` call conformance::main_if_child?)" } else { "" };
                 Err(Finding::new("loading", format!("the process {how} while it opened the plug-in{hint}")))
             }
         }
@@ -289,9 +291,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 fn reproduce(options: &SuiteOptions) -> String {
     let target = match &options.target {
         Target::Path(path) => path.display().to_string(),
-        Target::Name(plugin) => plugin.name.clone(),
+        Target::Name(plugin) => format!("{}/{}", plugin.kind, plugin.name),
     };
-    let mut text = format!("thermocline plugins conformance {target} --filter '={{case}}' --seed {}", options.seed);
+    let mut text =
+        format!("thermocline plugins conformance {target} --filter '={{case}}' --seed {}", options.seed);
     if options.device != 0 {
         text.push_str(&format!(" --device {}", options.device));
     }

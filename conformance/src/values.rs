@@ -67,11 +67,19 @@ pub fn numbers(rng: &mut Rng, class: ValueClass, count: usize) -> Vec<f32> {
             match class {
                 ValueClass::Plain => x,
                 ValueClass::Zeros => {
-                    if rng.once_in(8) { x } else { 0.0 * x.signum() }
+                    if rng.once_in(8) {
+                        x
+                    } else {
+                        0.0 * x.signum()
+                    }
                 }
                 ValueClass::Denormals => x * f32::MIN_POSITIVE,
                 ValueClass::Outliers => {
-                    if rng.once_in(40) { x * 1000.0 } else { x }
+                    if rng.once_in(40) {
+                        x * 1000.0
+                    } else {
+                        x
+                    }
                 }
                 ValueClass::Mixed => scale * if positive { x.abs() } else { x },
                 ValueClass::NonFinite => match rng.below(160) {
@@ -148,23 +156,31 @@ fn block(rng: &mut Rng, dtype: DType, class: ValueClass) -> Vec<u8> {
     let factor = match class {
         ValueClass::Plain | ValueClass::Denormals | ValueClass::NonFinite => 0.5 + 0.5 * rng.unit() as f32,
         ValueClass::Zeros => {
-            if rng.once_in(4) { 1.0 } else { 0.0 }
+            if rng.once_in(4) {
+                1.0
+            } else {
+                0.0
+            }
         }
         ValueClass::Outliers => {
-            if rng.once_in(10) { 64.0 } else { 0.75 }
+            if rng.once_in(10) {
+                64.0
+            } else {
+                0.75
+            }
         }
         ValueClass::Mixed => 2f32.powi(rng.below(13) as i32 - 8),
     };
     let broken = class == ValueClass::NonFinite && rng.once_in(24);
     if dtype == DType::MXFP4 {
-        // E8M0: 2^(byte - 127); 255 is NaN, and 0 is the smallest power, not zero.
+        // E8M0: 2^(byte - 127); 0 is the smallest power, not zero. 255 is left out: the OCP's text calls it NaN, GGUF's
+        // decoders take it for a power, and the contract does not say.
         bytes[0] = match class {
             ValueClass::Denormals => rng.below(3) as u8,
             ValueClass::Zeros if factor == 0.0 => {
                 bytes[1..].fill(0);
                 127
             }
-            _ if broken => 255,
             _ => (125.0 + factor.log2().clamp(-8.0, 6.0)) as u8,
         };
         return bytes;
@@ -175,8 +191,9 @@ fn block(rng: &mut Rng, dtype: DType, class: ValueClass) -> Vec<u8> {
         let sign = if index == 0 && rng.once_in(2) && scale_offsets(dtype).len() == 1 { -1.0 } else { 1.0 };
         let scale = match class {
             ValueClass::Denormals => f16::from_bits(1 + rng.below(1022) as u16),
-            _ if broken && rng.once_in(2) => f16::NAN,
-            _ if broken => f16::INFINITY,
+            // Never infinite: whether a block's product is `scale * sum of codes` or a sum of infinities decides
+            // between an infinity and NaN, and relu then between 0 and NaN.
+            _ if broken => f16::NAN,
             _ => f16::from_f32(unit_scale(dtype) * factor * level * sign),
         };
         bytes[offset..offset + 2].copy_from_slice(&scale.to_le_bytes());
@@ -216,7 +233,12 @@ pub fn weights(rng: &mut Rng, tensor: &TensorType, class: ValueClass) -> Vec<u8>
     let row_bytes = tensor.row_bytes() as usize;
     for row in 0..tensor.rows {
         let start = (row * tensor.row_stride) as usize;
-        bytes[start..start + row_bytes].copy_from_slice(&weight_row(rng, tensor.dtype, tensor.columns, class));
+        bytes[start..start + row_bytes].copy_from_slice(&weight_row(
+            rng,
+            tensor.dtype,
+            tensor.columns,
+            class,
+        ));
     }
     bytes
 }

@@ -25,6 +25,14 @@ pub enum FormatError {
         /// What it seems to be, and what to do.
         found: String,
     },
+    /// A file of a safetensors model that is damaged or something else.
+    #[error("{}: the file {problem}", path.display())]
+    NotSafetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, as a predicate, and what to do.
+        problem: String,
+    },
     /// A container version that is not read here.
     #[error("{}: GGUF version {found} is not supported: {advice}", path.display())]
     Version {
@@ -84,6 +92,16 @@ pub enum FormatError {
         offset: u64,
         /// What it holds, and what is allowed.
         problem: String,
+    },
+    /// A file of a model that was split is absent.
+    #[error("{}: missing: it is shard {number} of {count}; put all {count} files into one folder", path.display())]
+    MissingShard {
+        /// The absent file.
+        path: PathBuf,
+        /// Its number, from 1.
+        number: u64,
+        /// How many there are.
+        count: u64,
     },
     /// A metadata key that is needed is absent.
     #[error("{}: metadata key `{key}` is missing: {advice}", path.display())]

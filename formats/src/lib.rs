@@ -1,4 +1,5 @@
-//! What is in a model's file: GGUF and PowerInfer containers, model descriptions, tokenizers, block formats.
+//! What is in a model's files: GGUF and PowerInfer containers, safetensors folders, model descriptions, tokenizers,
+//! block formats.
 //!
 //! Everything read here comes from strangers. Every length, count and offset is checked before it is used, no
 //! allocation is sized by a number the file merely claims, and each refusal is one [`FormatError`] that names the file,
@@ -7,10 +8,10 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`gguf`] | the container: typed metadata, tensor table, writer |
+//! | [`gguf`] | the container: typed metadata, tensor table, splits, writer; `safetensors` gives folders the same table |
 //! | [`model`] | the model: sizes, rope, activation and per-layer tensors, all checked against each other |
 //! | [`tokenizer`] | text to ids and back |
-//! | [`quantise`] | exact scalar conversion between block formats and `f32` |
+//! | [`quantise`] | scalar conversion between block formats and `f32`, both ways |
 
 #![deny(unsafe_code)] // allowed again in `gguf::mapping`, the one place that maps a file
 
@@ -18,6 +19,7 @@ pub mod error;
 pub mod gguf;
 pub mod model;
 pub mod quantise;
+mod safetensors;
 pub mod tokenizer;
 
 pub use error::FormatError;

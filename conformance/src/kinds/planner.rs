@@ -69,10 +69,17 @@ fn weights(plan: &Plan, model: &ModelProfile) -> Vec<u64> {
     bytes
 }
 
-fn checked(planner: &dyn Planner, model: &ModelProfile, hardware: &HardwareProfile, budget: &Budget) -> Fallible<Plan> {
+fn checked(
+    planner: &dyn Planner,
+    model: &ModelProfile,
+    hardware: &HardwareProfile,
+    budget: &Budget,
+) -> Fallible<Plan> {
     let plan = planner.plan(model, hardware, budget)?;
     plan.validate(model)?;
-    must(plan.hardware_hash == hardware.hash, "plan", || format!("it is for hardware {}", plan.hardware_hash))?;
+    must(plan.hardware_hash == hardware.hash, "plan", || {
+        format!("it is for hardware {}", plan.hardware_hash)
+    })?;
     let names: Vec<&String> = hardware.devices.iter().map(|d| &d.name).collect();
     must(plan.devices.iter().eq(names.iter().copied()), "plan", || {
         format!("devices {:?}, wanted the config's {names:?}", plan.devices)
@@ -88,7 +95,9 @@ fn checked(planner: &dyn Planner, model: &ModelProfile, hardware: &HardwareProfi
 fn one_device(p: &dyn Planner) -> Fallible<Outcome> {
     let model = model(3, true);
     let plan = checked(p, &model, &hardware(vec![device("cpu", 1 << 20, 1e9)]), &Budget::default())?;
-    must(plan.fallbacks.is_empty(), "plan", || format!("fallbacks where nothing is short: {:?}", plan.fallbacks))?;
+    must(plan.fallbacks.is_empty(), "plan", || {
+        format!("fallbacks where nothing is short: {:?}", plan.fallbacks)
+    })?;
     Ok(Outcome::OK)
 }
 
@@ -120,7 +129,10 @@ fn infeasible(p: &dyn Planner) -> Fallible<Outcome> {
             })?;
             Ok(Outcome::OK)
         }
-        other => Err(Finding::new("error paths", format!("100 bytes for a model: wanted Infeasible, got {other:?}"))),
+        other => Err(Finding::new(
+            "error paths",
+            format!("100 bytes for a model: wanted Infeasible, got {other:?}"),
+        )),
     }
 }
 
@@ -135,9 +147,10 @@ fn gate_first(p: &dyn Planner) -> Fallible<Outcome> {
     let hardware = hardware(vec![device("cpu", 1 << 20, 1e9)]);
     let smooth = model(2, false);
     let plan = checked(p, &smooth, &hardware, &Budget::default())?;
-    let inexact =
-        plan.layers.iter().flat_map(|l| &l.ffn).any(|s| s.sparsity != SparsityPolicy::Dense);
-    must(!inexact, "exactness", || "a model that cannot be skipped exactly is skipped without being asked".into())?;
+    let inexact = plan.layers.iter().flat_map(|l| &l.ffn).any(|s| s.sparsity != SparsityPolicy::Dense);
+    must(!inexact, "exactness", || {
+        "a model that cannot be skipped exactly is skipped without being asked".into()
+    })?;
     // Asked for, it is refused or falls back visibly.
     let budget = Budget { sparsity: Some(SparsityPolicy::GateFirst), ..Budget::default() };
     match p.plan(&smooth, &hardware, &budget) {

@@ -48,7 +48,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) fn with_file(tier: &dyn StorageTier, seed: u64, case: Case) -> Fallible<Outcome> {
     let broken = |e: std::io::Error| Finding::new("suite", format!("the test file cannot be written: {e}"));
     let mut rng = Rng::new(seed);
-    let bytes: Vec<u8> = (0..FILE_BYTES / 8 + 1).flat_map(|_| rng.bits().to_le_bytes()).take(FILE_BYTES).collect();
+    let bytes: Vec<u8> =
+        (0..FILE_BYTES / 8 + 1).flat_map(|_| rng.bits().to_le_bytes()).take(FILE_BYTES).collect();
     let path = std::env::temp_dir().join(format!("thermocline-conformance-{}-{seed}", std::process::id()));
     std::fs::write(&path, &bytes).map_err(broken)?;
     let result = tier
@@ -107,7 +108,8 @@ impl Tier<'_> {
         let wrong = memory.bytes().iter().zip(&expected).position(|(a, b)| a != b);
         must(wrong.is_none(), "bytes", || {
             let at = wrong.unwrap_or(0) as u64;
-            let inside = ranges.iter().zip(&places).find(|(r, p)| (**p..**p + (r.end - r.start)).contains(&at));
+            let inside =
+                ranges.iter().zip(&places).find(|(r, p)| (**p..**p + (r.end - r.start)).contains(&at));
             match inside {
                 Some((r, p)) => format!("byte {} of the file arrived wrong (range {r:?})", r.start + at - p),
                 None => "a byte outside of the targets was overwritten".into(),
@@ -118,7 +120,9 @@ impl Tier<'_> {
 
 fn length(t: &Tier<'_>) -> Fallible<()> {
     let len = t.tier.len(t.file)?;
-    must(len == FILE_BYTES as u64, "length", || format!("the file has {FILE_BYTES} bytes, the tier says {len}"))
+    must(len == FILE_BYTES as u64, "length", || {
+        format!("the file has {FILE_BYTES} bytes, the tier says {len}")
+    })
 }
 
 fn whole(t: &Tier<'_>) -> Fallible<()> {
@@ -150,9 +154,8 @@ fn many(t: &Tier<'_>) -> Fallible<()> {
 
 fn threads(t: &Tier<'_>) -> Fallible<()> {
     std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..4u64)
-            .map(|i| scope.spawn(move || ranges(&Tier { seed: t.seed ^ (i + 2), ..*t })))
-            .collect();
+        let handles: Vec<_> =
+            (0..4u64).map(|i| scope.spawn(move || ranges(&Tier { seed: t.seed ^ (i + 2), ..*t }))).collect();
         handles
             .into_iter()
             .try_for_each(|h| h.join().unwrap_or_else(|_| Err(Finding::new("threads", "a thread panicked"))))
@@ -163,7 +166,9 @@ fn resident(t: &Tier<'_>) -> Fallible<()> {
     let says = t.tier.describe().resident;
     for range in [0..1u64, 100..70_000, 0..FILE_BYTES as u64] {
         let Some(span) = t.tier.resident(t.file, range.clone())? else {
-            must(!says, "resident", || format!("it says that it keeps files in memory, but not bytes {range:?}"))?;
+            must(!says, "resident", || {
+                format!("it says that it keeps files in memory, but not bytes {range:?}")
+            })?;
             continue;
         };
         must(span.len() == range.end - range.start, "resident", || {
@@ -179,7 +184,10 @@ fn resident(t: &Tier<'_>) -> Fallible<()> {
     match t.tier.resident(t.file, beyond) {
         Err(Error::InvalidArgument { .. }) => Ok(()),
         Ok(None) if !says => Ok(()),
-        other => Err(Finding::new("resident", format!("bytes beyond the file: wanted an invalid argument, got {other:?}"))),
+        other => Err(Finding::new(
+            "resident",
+            format!("bytes beyond the file: wanted an invalid argument, got {other:?}"),
+        )),
     }
 }
 
@@ -187,7 +195,11 @@ fn is_file(e: &Error) -> bool {
     matches!(e, Error::UnknownHandle { kind: HandleKind::File, .. })
 }
 
-fn expect<T: std::fmt::Debug>(what: &str, got: engine_core::Result<T>, is: fn(&Error) -> bool) -> Fallible<()> {
+fn expect<T: std::fmt::Debug>(
+    what: &str,
+    got: engine_core::Result<T>,
+    is: fn(&Error) -> bool,
+) -> Fallible<()> {
     match got {
         Err(error) if is(&error) => Ok(()),
         other => Err(Finding::new("error paths", format!("{what}: got {other:?}"))),
@@ -271,7 +283,9 @@ fn cancel(t: &Tier<'_>) -> Fallible<()> {
 fn counters(t: &Tier<'_>) -> Fallible<()> {
     let count = |name: &str| -> Fallible<u64> {
         let found = t.tier.counters().into_iter().find(|c| c.name == name);
-        found.map(|c| c.value).ok_or_else(|| Finding::new("counters", format!("there is no counter `{name}`")))
+        found
+            .map(|c| c.value)
+            .ok_or_else(|| Finding::new("counters", format!("there is no counter `{name}`")))
     };
     let (bytes, reads) = (count("bytes_read")?, count("reads")?);
     t.check(&[t.aligned(0..MEBIBYTE as u64)])?;

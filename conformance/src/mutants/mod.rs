@@ -153,7 +153,13 @@ pub const FATAL: &[Mutant] = &[
         cases: "linear/q8_0",
         checks: &["crash"],
     },
-    Mutant { name: "hangs", fault: Fault::Hangs, what: "it never ends", cases: "linear/q8_0", checks: &["hang"] },
+    Mutant {
+        name: "hangs",
+        fault: Fault::Hangs,
+        what: "it never ends",
+        cases: "linear/q8_0",
+        checks: &["hang"],
+    },
 ];
 
 /// A backend with the fault of this name; it claims the f32 class, so that it is held to a device's limits.
@@ -189,7 +195,8 @@ pub fn check_all(
     let mut verdicts = Vec::new();
     for mutant in MUTANTS {
         let dut: Arc<dyn ComputeBackend> = Arc::new(wrapper::Wrapper::new(Arc::clone(stated), mutant.fault));
-        let bench = Bench { dut: dut.as_ref(), stated: stated.as_ref(), exact, limited: None, seed, random: 8 };
+        let bench =
+            Bench { dut: dut.as_ref(), stated: stated.as_ref(), exact, limited: None, seed, random: 8 };
         let mut verdict = Verdict {
             mutant: mutant.name.into(),
             what: mutant.what.into(),

@@ -9,9 +9,7 @@ use engine_core::backend::{
     ActiveRanges, Bindings, Bound, BufferId, BufferUse, BufferView, Counter, DeviceDescription, ExecutableId,
     SequenceSpan, Support, TimelineValue, ToleranceClass,
 };
-use engine_core::operation::{
-    OperationKind, OperationList, RopeStyle, Selection, SlotId, SlotRole,
-};
+use engine_core::operation::{OperationKind, OperationList, RopeStyle, Selection, SlotId, SlotRole};
 use engine_core::{ClusterRange, ComputeBackend, DType, Error, HostSpan, Reached, Result};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -215,7 +213,12 @@ fn longer(list: &OperationList, active: &ActiveRanges<'_>) -> Vec<ClusterRange> 
         _ => 0,
     };
     let next = active.ranges.iter().skip(1).map(|r| r.start).chain([neurons]);
-    active.ranges.iter().zip(next).map(|(r, next)| ClusterRange::new(r.start, (r.end + 1).min(next))).collect()
+    active
+        .ranges
+        .iter()
+        .zip(next)
+        .map(|(r, next)| ClusterRange::new(r.start, (r.end + 1).min(next)))
+        .collect()
 }
 
 /// Every sequence one position further, where the cache has room.
@@ -291,7 +294,9 @@ impl ComputeBackend for Wrapper {
         }
         let touched = match self.fault {
             Fault::StaleCache => match list.operations.first().map(|o| &o.kind) {
-                Some(OperationKind::KvAppend { cache, .. }) if bindings.sequences.iter().any(|s| s.past > 0) => {
+                Some(OperationKind::KvAppend { cache, .. })
+                    if bindings.sequences.iter().any(|s| s.past > 0) =>
+                {
                     Some(*cache)
                 }
                 _ => None,

@@ -8,9 +8,9 @@ use crate::rng::Rng;
 use crate::run::{Outputs, prepare};
 use crate::spec::{AttentionSpec, Spec};
 use crate::values::{ValueClass, f32_bytes, numbers, u16_bytes};
+use engine_core::DType;
 use engine_core::backend::SequenceSpan;
 use engine_core::operation::{Arithmetic, OperationKind, SlotId};
-use engine_core::DType;
 use half::f16;
 
 /// Tokens of the steps: a prefill, then decoding, then a second chunk.
@@ -23,7 +23,13 @@ struct Step {
 }
 
 /// Append and attention in one list over a cache that is not filled beforehand.
-fn step(spec: &AttentionSpec, positions: u32, values: [Vec<f32>; 3], past: u32, tokens: u32) -> Fallible<Step> {
+fn step(
+    spec: &AttentionSpec,
+    positions: u32,
+    values: [Vec<f32>; 3],
+    past: u32,
+    tokens: u32,
+) -> Fallible<Step> {
     let mut p = Problem::new(STEPS[0], tokens);
     let (kv_heads, head_dim) = (spec.kv_heads, spec.head_dim);
     let columns = u64::from(kv_heads * head_dim);
@@ -68,13 +74,16 @@ fn attention(spec: &AttentionSpec, query: SlotId, cache: SlotId, output: SlotId)
 }
 
 pub(super) fn steps(bench: &Bench<'_>, spec: &Spec, seed: u64) -> Fallible<Outcome> {
-    let Spec::Attention(spec) = spec else { return Err(Finding::new("suite", "this property needs attention")) };
+    let Spec::Attention(spec) = spec else {
+        return Err(Finding::new("suite", "this property needs attention"));
+    };
     let mut rng = Rng::new(seed);
     let columns = (spec.kv_heads * spec.head_dim) as usize;
     let query_columns = (spec.heads * spec.head_dim) as usize;
     let positions: u32 = STEPS.iter().sum();
     let (mut key, mut value) = (Vec::new(), Vec::new());
-    let mut draw = |columns: usize, tokens: u32| numbers(&mut rng, ValueClass::Plain, columns * tokens as usize);
+    let mut draw =
+        |columns: usize, tokens: u32| numbers(&mut rng, ValueClass::Plain, columns * tokens as usize);
     let mut drawn: Vec<[Vec<f32>; 3]> =
         STEPS.iter().map(|&t| [draw(columns, t), draw(columns, t), draw(query_columns, t)]).collect();
     let first = step(spec, positions, drawn[0].clone(), 0, STEPS[0])?;

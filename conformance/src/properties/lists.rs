@@ -87,7 +87,10 @@ pub(super) fn order(bench: &Bench<'_>, problem: &Problem) -> Fallible<Outcome> {
     let second = prepared.submit(problem, &fast, &[first])?;
     let third = prepared.submit(problem, &fast, &[])?;
     if !(first < second && second < third) {
-        return Err(Finding::new("order", format!("values do not grow: {}, {}, {}", first.0, second.0, third.0)));
+        return Err(Finding::new(
+            "order",
+            format!("values do not grow: {}, {}, {}", first.0, second.0, third.0),
+        ));
     }
     bench.lab().finish(third)?;
     bench.lab().finish(first)?;
@@ -121,8 +124,13 @@ fn block(rng: &mut Rng) -> Fallible<Problem> {
     let norm_weight = weight(&mut p, "norm_weight", 1, n)?;
     let (a, b) = (weight(&mut p, "a", m, n)?, weight(&mut p, "b", m, n)?);
     let c = weight(&mut p, "c", n, m)?;
-    let linear =
-        |input, weight, output| OperationKind::Linear { input, weight, bias: None, output, accumulate: false };
+    let linear = |input, weight, output| OperationKind::Linear {
+        input,
+        weight,
+        bias: None,
+        output,
+        accumulate: false,
+    };
     let kinds = [
         OperationKind::Norm {
             norm: NormKind::Rms,
@@ -166,9 +174,10 @@ pub(super) fn list(bench: &Bench<'_>, seed: u64) -> Fallible<Outcome> {
     let columns = problem.tensor(residual).columns;
     Err(Finding {
         check: "list".into(),
-        message: "a list does not give what its operations give one by one (an order between operations is broken)"
-            .into(),
-        element: Some(Element {
+        message:
+            "a list does not give what its operations give one by one (an order between operations is broken)"
+                .into(),
+        element: Some(Box::new(Element {
             slot: "residual".into(),
             row: worst as u64 / columns,
             column: worst as u64 % columns,
@@ -178,7 +187,7 @@ pub(super) fn list(bench: &Bench<'_>, seed: u64) -> Fallible<Outcome> {
             limit: format!("{tolerance:e} of the largest value"),
             reason: "rounding of seven operations, fused or not".into(),
             wrong: "at least 1".into(),
-        }),
+        })),
     })
 }
 

@@ -8,9 +8,7 @@ use crate::run::run_once;
 use crate::values::{f32_bytes, f32_values, poison_row};
 use engine_core::ClusterRange;
 use engine_core::backend::ToleranceClass;
-use engine_core::operation::{
-    DownLayout, Ffn, OperationKind, Quantization, Selection, SlotId, SlotRole,
-};
+use engine_core::operation::{DownLayout, Ffn, OperationKind, Quantization, Selection, SlotId, SlotRole};
 
 fn ffn(problem: &Problem) -> Fallible<Ffn> {
     match problem.list.operations.first().map(|o| &o.kind) {
@@ -30,7 +28,9 @@ fn unread(bench: &Bench<'_>, problem: &Problem, ffn: &Ffn) -> Fallible<(Vec<u64>
     let neurons = problem.tensor(ffn.up).rows;
     let ranges = problem.ranges.first().map(|(_, r)| r.clone());
     let inactive = |i: u64| {
-        ranges.as_ref().is_some_and(|r| !r.iter().any(|r| (u64::from(r.start)..u64::from(r.end)).contains(&i)))
+        ranges
+            .as_ref()
+            .is_some_and(|r| !r.iter().any(|r| (u64::from(r.start)..u64::from(r.end)).contains(&i)))
     };
     let selected: Box<dyn Fn(u64) -> bool> = match ffn.selection {
         Selection::Mask(slot) => {

@@ -27,14 +27,13 @@ pub(super) fn repeats(bench: &Bench<'_>, problem: &Problem) -> Fallible<Outcome>
 pub(super) fn concurrent(bench: &Bench<'_>, problem: &Problem) -> Fallible<Outcome> {
     let prepared = prepare(bench.lab(), problem)?;
     let first = prepared.run(problem)?;
-    let reason = "an executable may be submitted from several threads; results do not depend on what else runs";
+    let reason =
+        "an executable may be submitted from several threads; results do not depend on what else runs";
     let work = || -> Fallible<()> {
         // All of a thread's submissions are under way together.
         let operands = (0..ROUNDS).map(|_| prepared.bind(problem)).collect::<Fallible<Vec<_>>>()?;
-        let values = operands
-            .iter()
-            .map(|o| prepared.submit(problem, o, &[]))
-            .collect::<Fallible<Vec<_>>>()?;
+        let values =
+            operands.iter().map(|o| prepared.submit(problem, o, &[])).collect::<Fallible<Vec<_>>>()?;
         for (operands, value) in operands.into_iter().zip(values) {
             bench.lab().finish(value)?;
             let got = operands.outputs(problem)?;
@@ -47,7 +46,9 @@ pub(super) fn concurrent(bench: &Bench<'_>, problem: &Problem) -> Fallible<Outco
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
         threads
             .into_iter()
-            .map(|t| t.join().unwrap_or_else(|_| Err(Finding::new("concurrent submissions", "a thread panicked"))))
+            .map(|t| {
+                t.join().unwrap_or_else(|_| Err(Finding::new("concurrent submissions", "a thread panicked")))
+            })
             .collect()
     });
     results.into_iter().collect::<Fallible<Vec<()>>>()?;
@@ -69,7 +70,8 @@ fn cut(problem: &Problem, outputs: &Outputs, first: u32, count: u32) -> Outputs 
 }
 
 pub(super) fn neighbours(bench: &Bench<'_>, problem: &Problem) -> Fallible<Outcome> {
-    let reason = "sums depend on nothing but the row's length: not on the number of tokens, not on other rows";
+    let reason =
+        "sums depend on nothing but the row's length: not on the number of tokens, not on other rows";
     let prepared = prepare(bench.lab(), problem)?;
     let whole = prepared.run(problem)?;
     for count in 1..problem.tokens {

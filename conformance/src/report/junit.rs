@@ -79,11 +79,8 @@ impl Report {
                     }
                     (Outcome::Passed { .. }, _) => String::new(),
                 };
-                let _ = if body.is_empty() {
-                    writeln!(xml, "/>")
-                } else {
-                    writeln!(xml, ">{body}</testcase>")
-                };
+                let _ =
+                    if body.is_empty() { writeln!(xml, "/>") } else { writeln!(xml, ">{body}</testcase>") };
             }
             xml.push_str("  </testsuite>\n");
         }

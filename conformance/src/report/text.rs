@@ -24,7 +24,11 @@ impl Report {
     /// As a page of text.
     pub fn to_text(&self) -> String {
         let mut page = String::new();
-        let class = if self.subject.class.is_empty() { String::new() } else { format!(", class {}", self.subject.class) };
+        let class = if self.subject.class.is_empty() {
+            String::new()
+        } else {
+            format!(", class {}", self.subject.class)
+        };
         let lane = if self.full { "all cases" } else { "sampled cases" };
         let _ = writeln!(page, "{} plug-in `{}` {}{class}", self.kind, self.plugin, self.version);
         if !self.subject.description.is_empty() {
@@ -121,14 +125,18 @@ impl Report {
             let _ = writeln!(page, "\nand {} more failures, all in the JSON report", failed.len() - SHOWN);
         }
         for case in self.cases.iter().filter(|c| c.status == Status::KnownFailure) {
-            let _ = writeln!(page, "\nknown failure {}: {}", case.name, case.expected.as_deref().unwrap_or(""));
+            let _ =
+                writeln!(page, "\nknown failure {}: {}", case.name, case.expected.as_deref().unwrap_or(""));
         }
     }
 }
 
 /// Both tables of limits with their reasons.
 pub fn limits_page() -> String {
-    let mut page = format!("{:<11} {:<12} {:<6} {:<9} {:<9} reason\n", "operation", "weights", "class", "stated", "exact");
+    let mut page = format!(
+        "{:<11} {:<12} {:<6} {:<9} {:<9} reason\n",
+        "operation", "weights", "class", "stated", "exact"
+    );
     for (operation, weights, class, stated, exact) in limits::table() {
         let _ = writeln!(
             page,
@@ -165,8 +173,8 @@ mod tests {
         };
         let finding = Finding {
             check: "stated arithmetic".into(),
-            message: "`output` departs 3.500 times beyond its limit".into(),
-            element: Some(Element {
+            message: "`output` is off by 3.500 times what is allowed".into(),
+            element: Some(Box::new(Element {
                 slot: "output".into(),
                 row: 2,
                 column: 4,
@@ -176,7 +184,7 @@ mod tests {
                 limit: "1.4e-6 of the sum of absolute products 2".into(),
                 reason: "f32 sums over blocks".into(),
                 wrong: "3 of 15".into(),
-            }),
+            })),
         };
         Report {
             plugin: "shaky".into(),
@@ -195,12 +203,14 @@ mod tests {
             cases: vec![
                 case("linear/q8_0/int8/gemv/plain", Outcome::Passed { worst: 0.25 }),
                 case("linear/q8_0/int8/gemm/plain", Outcome::Failed { finding }),
-                case("linear/q4_k/int8/gemv/plain", Outcome::NotSupported {
-                    reason: "Q4_K weights have no kernel".into(),
-                }),
-                case("device/-/double-free", Outcome::Failed {
-                    finding: Finding::new("crash", "the process was ended by signal 11"),
-                }),
+                case(
+                    "linear/q4_k/int8/gemv/plain",
+                    Outcome::NotSupported { reason: "Q4_K weights have no kernel".into() },
+                ),
+                case(
+                    "device/-/double-free",
+                    Outcome::Failed { finding: Finding::new("crash", "the process was ended by signal 11") },
+                ),
             ],
         }
     }

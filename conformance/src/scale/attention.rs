@@ -11,9 +11,8 @@ fn head(content: &CacheContent, side: &[u16], position: usize, head: usize) -> V
 }
 
 pub(super) fn attention(problem: &Problem, kind: &OperationKind) -> Scales {
-    let OperationKind::Attention {
-        query, cache, output, heads, kv_heads, head_dim, scale, window, soft_cap
-    } = kind
+    let OperationKind::Attention { query, cache, output, heads, kv_heads, head_dim, scale, window, soft_cap } =
+        kind
     else {
         return Scales::new();
     };

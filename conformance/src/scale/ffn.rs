@@ -1,14 +1,17 @@
 //! Scales of feed-forward layers: errors of gate and up carried through function, product and down.
 
 use super::{
-    Decoded, Scale, Scales, TINY, decode, dot_scale, input_rows, quantisation_steps, quantises_input, vector,
+    Decoded, Scale, Scales, TINY, decode, dot_scale, input_rows, quantisation_steps, quantised,
+    quantises_input, vector,
 };
 use crate::finding::{Fallible, Finding};
 use crate::limits;
 use crate::problem::Problem;
 use crate::run::{Outputs, run_once};
 use crate::values::f32_values;
-use engine_core::operation::{Activation, Arithmetic, DownLayout, Ffn, OperationKind, Quantization, Selection};
+use engine_core::operation::{
+    Activation, Arithmetic, DownLayout, Ffn, OperationKind, Quantization, Selection,
+};
 use engine_core::{ComputeBackend, DType};
 
 /// A scalar function in f64.
@@ -76,7 +79,8 @@ impl Layer<'_> {
         let (g, gs) = self.projection(gate, self.gate_bias[i], i, x, steps);
         let slope = slope_bound(self.ffn.function, g, gs.quantisation + gs.sum * 1e-5);
         let up_slope = slope_bound(self.ffn.up_function, u, us.quantisation + us.sum * 1e-5);
-        let (f, v) = (function_value(self.ffn.function, g).abs(), function_value(self.ffn.up_function, u).abs());
+        let (f, v) =
+            (function_value(self.ffn.function, g).abs(), function_value(self.ffn.up_function, u).abs());
         let (df, dv) = (slope * gs.quantisation, up_slope * us.quantisation);
         Hidden {
             value: function_value(self.ffn.function, g) * function_value(self.ffn.up_function, u),
@@ -107,21 +111,22 @@ pub(super) fn ffn(
     };
     let down = fetch(ffn.down)?;
     let ranges = problem.ranges.iter().find(|(op, _)| *op == 0).map(|(_, r)| r.as_slice());
-    let active =
-        |i: usize| ranges.is_none_or(|r| r.iter().any(|r| (r.start..r.end).contains(&(i as u32))));
+    let active = |i: usize| ranges.is_none_or(|r| r.iter().any(|r| (r.start..r.end).contains(&(i as u32))));
     let mask = match ffn.selection {
         Selection::Mask(slot) => Some(problem.bytes(slot)),
         _ => None,
     };
     let quantises_hidden = arithmetic.hidden == Quantization::Int8Blocks;
-    let hidden_values = if quantises_hidden { Some(stated_hidden(problem, ffn, oracle, stated)?) } else { None };
+    let hidden_values =
+        if quantises_hidden { Some(stated_hidden(problem, ffn, oracle, stated)?) } else { None };
     let before = ffn.accumulate.then(|| input_rows(problem, ffn.output));
     let (mut outs, mut hiddens) = (Vec::new(), Vec::new());
     for (token, x) in input_rows(problem, ffn.input).into_iter().enumerate() {
         let steps = quantises_input(arithmetic).then(|| quantisation_steps(&x));
         let broken = quantises_input(arithmetic) && x.iter().any(|v| !v.is_finite());
-        let taken =
-            |i: usize| active(i) && mask.is_none_or(|m| m[token * neurons + i] != 0);
+        // What a neuron's error is carried through is its gate and up in the stated arithmetic.
+        let x = if steps.is_some() { quantised(&x) } else { x };
+        let taken = |i: usize| active(i) && mask.is_none_or(|m| m[token * neurons + i] != 0);
         let row: Vec<Hidden> = (0..neurons)
             .map(|i| {
                 if !taken(i) {

@@ -81,7 +81,8 @@ pub fn decode(oracle: &dyn ComputeBackend, tensor: &TensorType, bytes: &[u8]) ->
     let columns = tensor.columns as usize;
     let mut values = Vec::with_capacity(tensor.rows as usize * columns);
     if tensor.dtype.is_quantised() {
-        let rows = u32::try_from(tensor.rows).map_err(|_| Finding::new("suite", "too many rows to decode"))?;
+        let rows =
+            u32::try_from(tensor.rows).map_err(|_| Finding::new("suite", "too many rows to decode"))?;
         let mut problem = Problem::new(rows, rows);
         let ids = (0..rows).flat_map(u32::to_le_bytes).collect();
         let ids = problem.rows_in("ids", DType::I32, 1, ids)?;
@@ -97,10 +98,12 @@ pub fn decode(oracle: &dyn ComputeBackend, tensor: &TensorType, bytes: &[u8]) ->
             let row = &bytes[start..start + tensor.row_bytes() as usize];
             match tensor.dtype {
                 DType::F32 => values.extend(f32_values(row).into_iter().map(f64::from)),
-                DType::F16 => values
-                    .extend(row.chunks_exact(2).map(|c| f16::from_le_bytes([c[0], c[1]]).to_f64())),
-                DType::BF16 => values
-                    .extend(row.chunks_exact(2).map(|c| bf16::from_le_bytes([c[0], c[1]]).to_f64())),
+                DType::F16 => {
+                    values.extend(row.chunks_exact(2).map(|c| f16::from_le_bytes([c[0], c[1]]).to_f64()))
+                }
+                DType::BF16 => {
+                    values.extend(row.chunks_exact(2).map(|c| bf16::from_le_bytes([c[0], c[1]]).to_f64()))
+                }
                 other => return Err(Finding::new("suite", format!("{other} is no weight type"))),
             }
         }
@@ -137,6 +140,20 @@ pub(crate) fn quantisation_steps(x: &[f64]) -> Vec<f64> {
     out
 }
 
+/// An input row as int8 blocks represent it (see [`Quantization::Int8Blocks`]).
+pub(crate) fn quantised(x: &[f64]) -> Vec<f64> {
+    let mut out = Vec::with_capacity(x.len());
+    for block in x.chunks(32) {
+        let most = block.iter().fold(0.0f32, |m, v| m.max((*v as f32).abs()));
+        let (scale, inverse) = (most / 127.0, 127.0 / most);
+        out.extend(block.iter().map(|v| {
+            let code = if most > 0.0 { (*v as f32 * inverse).round_ties_even() } else { 0.0 };
+            f64::from(scale) * f64::from(code)
+        }));
+    }
+    out
+}
+
 /// Condition of `w . x`: (sum of absolute products, quantisation bound, flush floor).
 pub(crate) fn dot_scale(magnitude: &[f64], x: &[f64], steps: Option<&[f64]>) -> Scale {
     let mut scale = Scale::default();
@@ -168,10 +185,7 @@ pub(crate) fn input_rows(problem: &Problem, slot: SlotId) -> Vec<Vec<f64>> {
 
 /// The f64 values of a fixed f32 vector; zeros where there is none.
 pub(crate) fn vector(problem: &Problem, slot: Option<SlotId>, len: usize) -> Vec<f64> {
-    slot.map_or_else(
-        || vec![0.0; len],
-        |s| f32_values(problem.bytes(s)).into_iter().map(f64::from).collect(),
-    )
+    slot.map_or_else(|| vec![0.0; len], |s| f32_values(problem.bytes(s)).into_iter().map(f64::from).collect())
 }
 
 /// The scales of a problem with one operation. `stated` is what the oracle gives in the stated arithmetic.
@@ -202,6 +216,8 @@ mod tests {
         assert_eq!(scale.sum, 2e6);
         let steps = quantisation_steps(&[127.0, 0.0]);
         assert!((steps[1] - 0.5).abs() < 1e-2);
+        assert_eq!(quantised(&[127.0, 2.5, -0.4, 3.5]), [127.0, 2.0, 0.0, 4.0]);
+        assert_eq!(quantised(&[0.0; 3]), [0.0; 3]);
     }
 
     #[test]

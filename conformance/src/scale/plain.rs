@@ -1,7 +1,8 @@
 //! Scales of the operations without state.
 
 use super::{
-    Scale, Scales, TINY, decode, dot_scale, input_rows, is_smooth, quantisation_steps, quantises_input, vector,
+    Scale, Scales, TINY, decode, dot_scale, input_rows, is_smooth, quantisation_steps, quantises_input,
+    vector,
 };
 use crate::finding::Fallible;
 use crate::problem::Problem;

@@ -1,16 +1,14 @@
 //! Feed-forward problems: every way of selecting neurons, and ranges that respect no block boundary.
 
-use super::plain::{matrix, token_rows, vector};
 use super::arithmetic;
+use super::plain::{matrix, token_rows, vector};
 use crate::finding::Fallible;
 use crate::problem::{Content, Problem};
 use crate::rng::Rng;
 use crate::run::run_once;
 use crate::scale::{decode, function_value};
 use crate::values::{FILL, ValueClass, f32_values};
-use engine_core::operation::{
-    Activation, DownLayout, Ffn, OperationKind, Selection, SlotId, SlotRole,
-};
+use engine_core::operation::{Activation, DownLayout, Ffn, OperationKind, Selection, SlotId, SlotRole};
 use engine_core::{ClusterRange, ComputeBackend, DType};
 
 /// How many neurons a mask selects.
@@ -96,6 +94,38 @@ impl RangeShape {
         }
     }
 }
+
+/// Every scalar function.
+pub const FUNCTIONS: [Activation; 6] = [
+    Activation::Identity,
+    Activation::Relu,
+    Activation::ReluSquared,
+    Activation::Silu,
+    Activation::GeluTanh,
+    Activation::GeluErf,
+];
+
+/// Every way of selecting neurons.
+pub const SELECTS: [Select; 8] = [
+    Select::All,
+    Select::Mask(MaskShape::Empty),
+    Select::Mask(MaskShape::One),
+    Select::Mask(MaskShape::Sparse),
+    Select::Mask(MaskShape::Half),
+    Select::Mask(MaskShape::Full),
+    Select::GateFirst,
+    Select::Threshold,
+];
+
+/// Every shape of active ranges.
+pub const RANGES: [RangeShape; 6] = [
+    RangeShape::Whole,
+    RangeShape::Empty,
+    RangeShape::One,
+    RangeShape::Aligned,
+    RangeShape::Unaligned,
+    RangeShape::Several,
+];
 
 /// The ranges of this shape in a layer; `None` where the operation is not to be named.
 pub fn make_ranges(shape: RangeShape, neurons: u32) -> Option<Vec<ClusterRange>> {
@@ -186,8 +216,8 @@ fn quiet_threshold(mut values: Vec<f64>) -> f32 {
     let middle = &values[low..high.max(low)];
     let widest = middle.windows(2).max_by(|a, b| (a[1] - a[0]).total_cmp(&(b[1] - b[0])));
     match widest {
-        Some(pair) if pair[1] > pair[0] => ((pair[0] + pair[1]) / 2.0) as f32,
-        // All values are equal (zeros): anything above them is quiet.
+        Some(pair) if pair[1] - pair[0] > 1e-30 => ((pair[0] + pair[1]) / 2.0) as f32,
+        // All values are equal (zeros), or so small that devices may flush them: anything above them is quiet.
         _ => (values.last().copied().unwrap_or(0.0).abs() * 2.0 + 0.5) as f32,
     }
 }
@@ -290,9 +320,7 @@ impl FfnSpec {
         gates.push(kind, arithmetic(self.int8));
         let outputs = run_once(oracle, &gates)?;
         let values = f32_values(outputs.get(&output.0).map_or(&[][..], |b| b));
-        Ok(quiet_threshold(
-            values.iter().map(|&g| function_value(self.function, g.into()).abs()).collect(),
-        ))
+        Ok(quiet_threshold(values.iter().map(|&g| function_value(self.function, g.into()).abs()).collect()))
     }
 }
 

@@ -5,7 +5,7 @@ mod ffn;
 mod plain;
 
 pub use cache::{AttentionSpec, CacheAction, CacheSpec, SequenceShape};
-pub use ffn::{FfnSpec, MaskShape, PredictSpec, RangeShape, Select, make_ranges};
+pub use ffn::{FUNCTIONS, FfnSpec, MaskShape, PredictSpec, RANGES, RangeShape, SELECTS, Select, make_ranges};
 pub use plain::{CopySpec, ElementwiseSpec, EmbedSpec, LinearSpec, NormSpec, RopeSpec, ScalingShape};
 
 use crate::finding::Fallible;

@@ -193,6 +193,7 @@ pub struct StorageTable {
 }
 
 /// A cache policy.
+#[allow(clippy::type_complexity, reason = "an alias would be one more type in the C header")]
 #[repr(C)]
 #[derive(Clone, Copy, StableAbi)]
 #[sabi(kind(Prefix(prefix_ref = CacheTableRef)))]

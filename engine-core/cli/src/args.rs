@@ -411,6 +411,8 @@ pub(crate) enum PluginsCommand {
     Doctor(SearchArgs),
     /// Holds a plug-in against the conformance suite; exit code 1 where it fails.
     Conformance(Box<ConformanceArgs>),
+    /// Runs a model on a device beside the oracle and names the first operation that departs; exit code 1 where one does.
+    Diverge(Box<DivergeArgs>),
 }
 
 /// `plugins conformance`.
@@ -451,6 +453,52 @@ pub(crate) struct ConformanceArgs {
     /// Prints the report as JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `plugins diverge`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each operation of the prompt's prefill and of a few decode steps is run on both, from the
+oracle's values: an operation is blamed for its own error and not for an earlier one's.")]
+pub(crate) struct DivergeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// The device, by the name that the config takes.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: String,
+    /// The device that is right.
+    #[arg(long, value_name = "NAME", default_value = "reference")]
+    pub(crate) oracle: String,
+    /// The text that is run; keep it short where the model is large, for the oracle is slow.
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(default_value = "Once upon a time, there was a little")]
+    pub(crate) prompt: String,
+    /// How many of the last tokens are decoded one by one; the others are prefilled.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) decode: u32,
+    /// Most tokens of one prefill batch.
+    #[arg(short, long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) batch: u32,
+    /// Divides each feed-forward layer into this many ranges of neurons, an operation each.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) shares: u32,
+    /// How neurons are skipped.
+    #[arg(long, value_name = "POLICY", value_parser = choices("planner", "sparsity"))]
+    pub(crate) sparsity: Option<String>,
+    /// Activations that meet quantised weights.
+    #[arg(long, value_name = "TYPE", value_parser = choices("runtime", "activations"))]
+    pub(crate) activations: Option<String>,
+    /// Threads of each device that computes with threads; 0 lets it choose.
+    #[arg(short, long, value_name = "N")]
+    pub(crate) threads: Option<u32>,
+    /// Goes on after the first departure, for the worst errors of every kind of operation.
+    #[arg(long)]
+    pub(crate) whole: bool,
+    /// Plants one of the suite's faults into the device, to see that it is found.
+    #[arg(long, value_name = "FAULT", hide = true)]
+    pub(crate) planted_fault: Option<String>,
+    #[command(flatten)]
+    pub(crate) search: SearchArgs,
 }
 
 /// `devices`.

@@ -9,6 +9,7 @@ mod interrupt;
 mod log;
 mod model;
 mod output;
+mod placed;
 mod placement;
 mod progress;
 mod prompt;

@@ -2,12 +2,12 @@
 
 use crate::args::ModelArg;
 use crate::failure::WithHint;
+use crate::placed::Placed;
 use crate::placement;
 use crate::progress::Progress;
 use crate::settings::Settings;
-use crate::stack::{self, PluginInUse};
+use crate::stack;
 use anyhow::Result;
-use engine_core::planner::Fallback;
 use engine_runtime::{Engine, EngineOptions};
 use formats::tokenizer::TokenizerOptions;
 use formats::{GgufFile, Tokenizer};
@@ -21,8 +21,8 @@ pub(crate) struct Running {
     file: GgufFile,
     tokenizer: OnceLock<Tokenizer>,
     tokenizer_options: TokenizerOptions,
-    plugins: Vec<PluginInUse>,
-    fallbacks: Vec<Fallback>,
+    /// What runs where.
+    pub(crate) placed: Placed,
 }
 
 impl Running {
@@ -33,15 +33,6 @@ impl Running {
     pub(crate) fn load(model: &ModelArg, settings: &Settings) -> Result<Running> {
         let file = GgufFile::open(&model.model)?;
         let tokenizer_options = model.tokenizer_options();
-        Running::from_file(file, tokenizer_options, settings)
-    }
-
-    /// [`Running::load`] for an open file.
-    pub(crate) fn from_file(
-        file: GgufFile,
-        tokenizer_options: TokenizerOptions,
-        settings: &Settings,
-    ) -> Result<Running> {
         let opened = stack::open(settings)?;
         for fallback in &opened.fallbacks {
             tracing::warn!("fallback: {fallback}");
@@ -53,16 +44,9 @@ impl Running {
         };
         let engine = Engine::load_file(&file, opened.stack, options)?;
         drop(progress);
-        let mut fallbacks = opened.fallbacks;
-        fallbacks.extend(engine.plan().fallbacks.iter().cloned());
-        let running = Running {
-            engine,
-            file,
-            tokenizer: OnceLock::new(),
-            tokenizer_options,
-            plugins: opened.plugins,
-            fallbacks,
-        };
+        let notes = engine.backend().describe().notes.clone();
+        let placed = Placed::new(engine.plan().clone(), notes, opened.plugins, opened.fallbacks);
+        let running = Running { engine, file, tokenizer: OnceLock::new(), tokenizer_options, placed };
         running.announce();
         Ok(running)
     }
@@ -82,7 +66,7 @@ impl Running {
             tracing::info!("{line}");
         }
         let names: Vec<String> =
-            self.plugins.iter().map(|plugin| format!("{} {}", plugin.kind, plugin.name)).collect();
+            self.placed.plugins.iter().map(|plugin| format!("{} {}", plugin.kind, plugin.name)).collect();
         tracing::info!("plug-ins: {}", names.join(", "));
         for note in &self.engine.backend().describe().notes {
             tracing::debug!("{}: {note}", self.engine.device());
@@ -117,43 +101,6 @@ impl Running {
             "trained_context": model.context_length,
             "weight_bytes": self.engine.weight_bytes(),
         })
-    }
-
-    /// What runs where, for `--json`.
-    pub(crate) fn plan_json(&self) -> Value {
-        let mut plan = placement::json(self.engine.plan(), &self.fallbacks);
-        plan["device_notes"] = json!(self.engine.backend().describe().notes);
-        plan
-    }
-
-    /// The plug-ins in use, for `--json`; `mapped` says whether the system shows the library in this process.
-    pub(crate) fn plugins_json(&self) -> Value {
-        let maps = std::fs::read_to_string("/proc/self/maps").ok();
-        let mapped = |path: &std::path::Path| {
-            let path = path.to_string_lossy();
-            maps.as_ref().map(|maps| maps.lines().any(|line| line.ends_with(&*path)))
-        };
-        self.plugins
-            .iter()
-            .map(|plugin| {
-                json!({
-                    "kind": plugin.kind.name(),
-                    "name": plugin.name,
-                    "version": plugin.version,
-                    "path": plugin.path,
-                    "mapped": plugin.path.as_deref().and_then(mapped),
-                })
-            })
-            .collect()
-    }
-
-    /// The start-up table with its fallbacks.
-    pub(crate) fn placement_table(&self) -> String {
-        let mut text = placement::table(self.engine.plan());
-        for fallback in &self.fallbacks {
-            text.push_str(&format!("fallback: {fallback}\n"));
-        }
-        text
     }
 }
 

@@ -112,8 +112,29 @@ fn not_found(
     let _ = write!(
         text,
         "\n  hint: name the file or its folder under `paths` in [plugins] of the config, or in \
-         THERMOCLINE_PLUGIN_PATH; its usual name is libthermocline_*_{}.so",
-        name.replace('-', "_")
+         THERMOCLINE_PLUGIN_PATH; its usual name is {}",
+        usual_file_name(kind, name)
     );
     text
+}
+
+/// What the library of a plug-in is called by convention. Planners are called after what they plan, the placement; any
+/// name that begins with `libthermocline_` is found.
+fn usual_file_name(kind: PluginKind, name: &str) -> String {
+    let prefix = match kind {
+        PluginKind::Planner => "placement",
+        other => other.name(),
+    };
+    format!("libthermocline_{prefix}_{}.so", name.replace('-', "_"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usual_names_are_those_of_the_plugins_here() {
+        assert_eq!(usual_file_name(PluginKind::Planner, "greedy"), "libthermocline_placement_greedy.so");
+        assert_eq!(usual_file_name(PluginKind::Cache, "static-hot"), "libthermocline_cache_static_hot.so");
+    }
 }

@@ -32,7 +32,8 @@
 //! # fn main() {}
 //! ```
 //!
-//! The crate is a `cdylib` named `thermocline_KIND_NAME`, so that its file is `libthermocline_KIND_NAME.so`. Build it
+//! The crate is a `cdylib` named `thermocline_KIND_NAME`, so that its file is `libthermocline_KIND_NAME.so` (a planner's
+//! `libthermocline_placement_NAME.so`). Build it
 //! with `panic = "unwind"`: a panic in any method then becomes [`engine_core::Error::Panicked`] with message and place.
 //! Lists and bindings are checked by engine-core's rules before a method sees them.
 

@@ -67,7 +67,11 @@ pub fn bench(engine: &Engine, options: BenchOptions) -> Result<BenchReport> {
     let id = |index: u32| ((u64::from(index) * 7919 + 13) % vocabulary) as u32;
     let longest = options.prompt.max(options.generate);
     if longest > engine.context() {
-        return Err(RuntimeError::ContextFull { past: 0, tokens: longest as usize, context: engine.context() });
+        return Err(RuntimeError::ContextFull {
+            past: 0,
+            tokens: longest as usize,
+            context: engine.context(),
+        });
     }
     let prompt: Vec<u32> = (0..options.prompt).map(id).collect();
     let mut session = engine.session()?;

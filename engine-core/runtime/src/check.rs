@@ -109,7 +109,13 @@ fn read(block: &[u8], float: Float) -> f32 {
         Float::F32(at) => f32::from_le_bytes(array(block, at)),
         Float::F16(at) => f16::from_le_bytes(array(block, at)).to_f32(),
         Float::BF16(at) => bf16::from_le_bytes(array(block, at)).to_f32(),
-        Float::E8M0(at) => if block.get(at) == Some(&u8::MAX) { f32::NAN } else { 1.0 },
+        Float::E8M0(at) => {
+            if block.get(at) == Some(&u8::MAX) {
+                f32::NAN
+            } else {
+                1.0
+            }
+        }
     }
 }
 

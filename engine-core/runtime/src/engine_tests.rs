@@ -1,7 +1,10 @@
 //! Loading, sessions and generation over a stack that computes nothing.
 
 use crate::fakes::{FakeCache, FakeDevice, FakePlanner, FakeTier, load, load_planned, story};
-use crate::{Engine, EngineOptions, FinishReason, GenerateOptions, RuntimeError, SamplingOptions, SparsityChoice, Stack};
+use crate::{
+    Engine, EngineOptions, FinishReason, GenerateOptions, RuntimeError, SamplingOptions, SparsityChoice,
+    Stack,
+};
 use engine_core::DType;
 use engine_core::backend::BufferUse;
 use engine_core::operation::{OperationKind, OperationList, Selection};
@@ -67,7 +70,8 @@ fn weights_are_copied_where_they_cannot_be_viewed() {
 fn predictors_are_brought_only_where_they_are_used() {
     let device = Arc::new(FakeDevice::new());
     let dense = load(&device, options()).unwrap().weight_bytes();
-    let predicted = load(&device, EngineOptions { sparsity: SparsityChoice::Predictor, ..options() }).unwrap();
+    let predicted =
+        load(&device, EngineOptions { sparsity: SparsityChoice::Predictor, ..options() }).unwrap();
     let predictors: u64 = predicted
         .model()
         .layers
@@ -117,7 +121,8 @@ fn a_device_without_sparse_selections_says_so_to_the_planner() {
     }
     let device = Arc::new(FakeDevice::denying(dense_only));
     load(&device, options()).unwrap();
-    let (_, text) = refusal(load(&device, EngineOptions { sparsity: SparsityChoice::GateFirst, ..options() }));
+    let (_, text) =
+        refusal(load(&device, EngineOptions { sparsity: SparsityChoice::GateFirst, ..options() }));
     assert!(text.contains("dense only") && text.contains("blk.0.ffn"), "{text}");
 }
 
@@ -126,7 +131,10 @@ fn plans_are_checked_whoever_made_them() {
     let device = Arc::new(FakeDevice::new());
     let load = |planner| refusal(load_planned(&device, FakePlanner(planner), options()));
     let (error, text) = load(|plan, _| plan.layers[3].ffn[0].device = 1);
-    assert!(matches!(&error, RuntimeError::Hybrid { devices, .. } if devices == &["first", "second"]), "{text}");
+    assert!(
+        matches!(&error, RuntimeError::Hybrid { devices, .. } if devices == &["first", "second"]),
+        "{text}"
+    );
     let (error, text) = load(|plan, _| drop(plan.layers.pop()));
     assert!(matches!(error, RuntimeError::Plan { .. }) && text.contains("7 layers"), "{text}");
     let (error, text) = load(|plan, _| plan.devices[0] = "third".into());
@@ -162,7 +170,10 @@ fn strict_forbids_fallbacks() {
     load_planned(&device, FakePlanner(fall_back), options()).unwrap();
     let strict = EngineOptions { strict: true, ..options() };
     let (error, text) = refusal(load_planned(&device, FakePlanner(fall_back), strict));
-    assert!(matches!(error, RuntimeError::Strict { .. }) && text.contains("blk.0 ffn: wanted gate-first"), "{text}");
+    assert!(
+        matches!(error, RuntimeError::Strict { .. }) && text.contains("blk.0 ffn: wanted gate-first"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -211,9 +222,15 @@ fn mistakes_of_callers_are_errors_and_change_nothing() {
     let mut session = load(&device, options()).unwrap().session().unwrap();
     session.prefill(&[1, 2]).unwrap();
     assert!(matches!(session.prefill(&[]), Err(RuntimeError::NoTokens)));
-    assert!(matches!(session.decode(4096), Err(RuntimeError::TokenId { id: 4096, index: 0, vocabulary: 4096 })));
+    assert!(matches!(
+        session.decode(4096),
+        Err(RuntimeError::TokenId { id: 4096, index: 0, vocabulary: 4096 })
+    ));
     assert!(matches!(session.prefill(&[1, u32::MAX]), Err(RuntimeError::TokenId { index: 1, .. })));
-    assert!(matches!(session.prefill(&[0; 31]), Err(RuntimeError::ContextFull { past: 2, tokens: 31, context: 32 })));
+    assert!(matches!(
+        session.prefill(&[0; 31]),
+        Err(RuntimeError::ContextFull { past: 2, tokens: 31, context: 32 })
+    ));
     assert!(matches!(session.score(&[0; 31], &mut |_, _| ()), Err(RuntimeError::ContextFull { .. })));
     assert!(matches!(session.rewind(3), Err(RuntimeError::Rewind { position: 3, past: 2 })));
     assert_eq!(session.tokens(), [1, 2]);
@@ -252,7 +269,12 @@ fn tokenizer() -> Tokenizer {
 
 /// The fake's logits are all 0, so that greedy always takes id 0, which ends the story model's texts.
 fn greedy(max_tokens: Option<u32>, stop_at_end: bool) -> GenerateOptions {
-    GenerateOptions { max_tokens, stop_at_end, sampling: SamplingOptions::greedy(), ..GenerateOptions::default() }
+    GenerateOptions {
+        max_tokens,
+        stop_at_end,
+        sampling: SamplingOptions::greedy(),
+        ..GenerateOptions::default()
+    }
 }
 
 #[test]
@@ -271,7 +293,11 @@ fn generations_end_for_their_reasons() {
     assert_eq!((limited.timings.prompt_tokens, limited.timings.decode_tokens), (3, 4));
     assert_eq!(generate(&greedy(Some(0), false)).finish_reason, FinishReason::Length);
     let full = generate(&greedy(None, false));
-    assert_eq!((full.finish_reason, full.ids.len()), (FinishReason::Length, 30), "one more than the context holds");
+    assert_eq!(
+        (full.finish_reason, full.ids.len()),
+        (FinishReason::Length, 30),
+        "one more than the context holds"
+    );
     cancel.store(true, Ordering::Relaxed);
     let cancelled = generate(&greedy(None, false));
     assert_eq!((cancelled.finish_reason, cancelled.timings.prompt_tokens), (FinishReason::Cancelled, 0));
@@ -289,7 +315,8 @@ fn cancelling_while_text_comes_keeps_what_there_is() {
         pieces.push(text.to_owned());
         cancel.store(pieces.len() == 3, Ordering::Relaxed);
     };
-    let generation = crate::generate(&mut session, &tokenizer, &[1], &options, &mut on_text, &cancel).unwrap();
+    let generation =
+        crate::generate(&mut session, &tokenizer, &[1], &options, &mut on_text, &cancel).unwrap();
     assert_eq!(generation.finish_reason, FinishReason::Cancelled);
     assert_eq!(generation.text, pieces.concat());
     assert!(generation.ids.len() >= 3 && session.past() > 3);

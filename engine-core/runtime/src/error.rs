@@ -56,8 +56,10 @@ pub enum RuntimeError {
         fallbacks: Vec<Fallback>,
     },
     /// A device denies an operation that the model needs.
-    #[error("device `{device}` cannot run {operation}: {reason}; choose another device in [compute] devices, or a \
-             model stored in another type")]
+    #[error(
+        "device `{device}` cannot run {operation}: {reason}; choose another device in [compute] devices, or a \
+             model stored in another type"
+    )]
     Unsupported {
         /// The device's name in the config.
         device: String,
@@ -99,8 +101,10 @@ pub enum RuntimeError {
         source: engine_core::Error,
     },
     /// A token id that the model does not have.
-    #[error("token id {id} (number {index} of those given) is not in the model's vocabulary of {vocabulary}; were the \
-             ids made by another model's tokenizer?")]
+    #[error(
+        "token id {id} (number {index} of those given) is not in the model's vocabulary of {vocabulary}; were the \
+             ids made by another model's tokenizer?"
+    )]
     TokenId {
         /// The id.
         id: u32,
@@ -110,11 +114,15 @@ pub enum RuntimeError {
         vocabulary: usize,
     },
     /// No ids where at least one is needed.
-    #[error("no token ids were given; a prompt has at least one (for an empty text, begin with the BOS token)")]
+    #[error(
+        "no token ids were given; a prompt has at least one (for an empty text, begin with the BOS token)"
+    )]
     NoTokens,
     /// The ids do not fit into the context.
-    #[error("{tokens} token(s) after position {past} do not fit the context of {context}; nothing is shifted out: \
-             shorten the prompt or raise [runtime] context")]
+    #[error(
+        "{tokens} token(s) after position {past} do not fit the context of {context}; nothing is shifted out: \
+             shorten the prompt or raise [runtime] context"
+    )]
     ContextFull {
         /// Positions in use.
         past: u32,
@@ -132,9 +140,11 @@ pub enum RuntimeError {
         past: u32,
     },
     /// The model answered with NaN or infinity.
-    #[error("non-finite logits: id {id} has {value} after position {position}; a weight is damaged or overflows: \
+    #[error(
+        "non-finite logits: id {id} has {value} after position {position}; a weight is damaged or overflows: \
              look for it with the tensor check (`--check`), and fetch the file again; with int8 activations also try \
-             activations = \"f32\"")]
+             activations = \"f32\""
+    )]
     NonFinite {
         /// Position of the last token.
         position: u32,
@@ -151,7 +161,10 @@ fn list(fallbacks: &[Fallback]) -> String {
 
 impl RuntimeError {
     /// [`RuntimeError::Device`] for use in `map_err`.
-    pub(crate) fn device<'a>(device: &'a str, doing: &'a str) -> impl Fn(engine_core::Error) -> RuntimeError + 'a {
+    pub(crate) fn device<'a>(
+        device: &'a str,
+        doing: &'a str,
+    ) -> impl Fn(engine_core::Error) -> RuntimeError + 'a {
         move |source| RuntimeError::Device { device: device.to_owned(), doing: doing.to_owned(), source }
     }
 }

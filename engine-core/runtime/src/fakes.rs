@@ -3,7 +3,8 @@
 use crate::host_binding::unfollowed_span;
 use crate::{Engine, EngineOptions, Result, Stack};
 use engine_core::backend::{
-    Bindings, BufferId, BufferUse, Counter, DeviceDescription, ExecutableId, Support, TimelineValue, ToleranceClass,
+    Bindings, BufferId, BufferUse, Counter, DeviceDescription, ExecutableId, Support, TimelineValue,
+    ToleranceClass,
 };
 use engine_core::cache::{Decision, Miss, Region, Unit};
 use engine_core::error::{Error, HandleKind};
@@ -127,7 +128,8 @@ impl ComputeBackend for FakeDevice {
         _: &[TimelineValue],
     ) -> engine_core::Result<TimelineValue> {
         let mut log = self.log.lock().unwrap();
-        let list = log.lists.get(&executable.0).ok_or(Error::unknown(HandleKind::Executable, executable.0))?;
+        let list =
+            log.lists.get(&executable.0).ok_or(Error::unknown(HandleKind::Executable, executable.0))?;
         bindings.validate(list)?;
         let operations = list.operations.len();
         if log.fail_after == Some(log.submissions.len()) {
@@ -223,7 +225,12 @@ impl CachePolicy for FakeCache {
 pub(crate) struct FakePlanner(pub(crate) fn(&mut Plan, &Budget));
 
 impl Planner for FakePlanner {
-    fn plan(&self, model: &ModelProfile, hardware: &HardwareProfile, budget: &Budget) -> engine_core::Result<Plan> {
+    fn plan(
+        &self,
+        model: &ModelProfile,
+        hardware: &HardwareProfile,
+        budget: &Budget,
+    ) -> engine_core::Result<Plan> {
         let sparsity = budget.sparsity.unwrap_or(SparsityPolicy::Dense);
         let layer = |neurons| LayerPlan {
             attention: 0,
@@ -263,7 +270,10 @@ pub(crate) fn load_planned(
 ) -> Result<Engine> {
     let path = story();
     let stack = Stack {
-        compute: vec![("first".into(), Arc::clone(device) as _), ("second".into(), Arc::new(FakeDevice::new()) as _)],
+        compute: vec![
+            ("first".into(), Arc::clone(device) as _),
+            ("second".into(), Arc::new(FakeDevice::new()) as _),
+        ],
         storage: Arc::new(FakeTier::new(&path, true)),
         cache: Box::new(FakeCache),
         planner: Arc::new(planner),

@@ -27,12 +27,8 @@ impl Submission<'_> {
             let span = unsafe { memory.span() };
             slots.push((*slot, Bound::Host(span)));
         }
-        let bindings = Bindings {
-            tokens: self.tokens,
-            slots: &slots,
-            sequences: &self.sequences,
-            ranges: &self.ranges,
-        };
+        let bindings =
+            Bindings { tokens: self.tokens, slots: &slots, sequences: &self.sequences, ranges: &self.ranges };
         let value = backend.submit(executable, &bindings, &[])?;
         while backend.wait(value, FOREVER)? == Reached::TimedOut {}
         Ok(())

@@ -1,8 +1,8 @@
 //! What the planner is told: the model's sizes, and what each device is and denies.
 
-use crate::graph::{Graph, GraphOptions, Places, body};
+use crate::graph::{Graph, GraphOptions, Places, body, step};
 use crate::options::EngineOptions;
-use crate::support::{Denied, denied};
+use crate::support::{condensed, denied, distinct};
 use crate::{Result, RuntimeError};
 use engine_core::backend::DeviceDescription;
 use engine_core::operation::{OperationKind, Selection, SlotRole};
@@ -146,37 +146,35 @@ pub(crate) fn hardware_profile(
         true => uniform_plan(model, SparsityPolicy::GateFirst),
         false => uniform_plan(model, SparsityPolicy::Threshold { threshold: 0.0 }),
     };
-    let graph = |plan, row_alignment| {
-        let graph_options = GraphOptions {
-            model,
-            plan,
-            activations: options.activations,
-            context,
-            row_alignment,
-            count_active: false,
-        };
-        crate::graph::step(graph_options, &Places::nowhere())
-            .and_then(|step| Ok((step, body(graph_options, &Places::nowhere(), options.batch)?)))
+    let nowhere = &Places::nowhere();
+    let with = |plan, description: &DeviceDescription| GraphOptions {
+        model,
+        plan,
+        activations: options.activations,
+        context,
+        row_alignment: description.alignment,
+        count_active: false,
     };
     let mut hash = Fingerprint::new();
     let mut devices = Vec::new();
     for (name, backend) in compute {
         let description = backend.describe();
         add_device(&mut hash, name, description);
-        let (step, body) = graph(&dense, description.alignment)?;
-        let mut reasons = denied(&**backend, &step.list);
-        reasons.extend(denied(&**backend, &body.list));
-        reasons.dedup_by(|a, b| a == b);
-        let (mut sparse_step, _) = graph(&sparse, description.alignment)?;
-        sparse_step.list.operations.retain(|operation| {
-            matches!(&operation.kind, OperationKind::Ffn(ffn) if ffn.selection != Selection::All)
-        });
+        let graphs = [
+            step(with(&dense, description), nowhere)?,
+            body(with(&dense, description), nowhere, options.batch)?,
+        ];
+        let reasons = distinct(graphs.iter().map(|graph| denied(&**backend, &graph.list)));
+        let mut sparse_step = step(with(&sparse, description), nowhere)?;
+        sparse_step.list.operations.retain(
+            |operation| matches!(&operation.kind, OperationKind::Ffn(ffn) if ffn.selection != Selection::All),
+        );
         devices.push(DeviceProfile {
             name: name.clone(),
             memory_bytes: if description.memory_bytes == 0 { u64::MAX } else { description.memory_bytes },
             bandwidth: 0.0,
             sync_seconds: 0.0,
-            unsupported: reasons.iter().map(Denied::to_string).collect(),
+            unsupported: condensed(&reasons),
             sparse: denied(&**backend, &sparse_step.list).is_empty(),
         });
     }
@@ -190,7 +188,8 @@ fn none_can(devices: &[DeviceProfile]) -> Option<RuntimeError> {
     if devices.iter().any(|device| device.unsupported.is_empty()) {
         return None;
     }
-    let reason = |device: &DeviceProfile| format!("`{}` denies {}", device.name, device.unsupported.join("; "));
+    let reason =
+        |device: &DeviceProfile| format!("`{}` denies {}", device.name, device.unsupported.join("; "));
     Some(RuntimeError::NoDevice { reasons: devices.iter().map(reason).collect() })
 }
 

@@ -47,12 +47,15 @@ impl Session {
         let allocate = |bytes, purpose, what: &str| {
             DeviceBuffer::allocate(backend, bytes, purpose).map_err(RuntimeError::device(device, what))
         };
-        let host = |bytes| HostMemory::allocate(bytes).map_err(RuntimeError::device("host", "starting a session"));
+        let host =
+            |bytes| HostMemory::allocate(bytes).map_err(RuntimeError::device("host", "starting a session"));
         let body = &engine.body_list().graph;
         let (mut caches, mut kv_bytes) = (Vec::new(), 0);
         for (layer, &slot) in body.caches.iter().enumerate() {
             let bytes = body.list.slot(slot).map_or(0, |slot| slot.tensor.bytes());
-            let what = format!("allocating the KV cache of layer {layer}; lower [runtime] context if memory is short");
+            let what = format!(
+                "allocating the KV cache of layer {layer}; lower [runtime] context if memory is short"
+            );
             caches.push(allocate(bytes, BufferUse::KvCache, &what)?);
             kv_bytes += bytes;
         }

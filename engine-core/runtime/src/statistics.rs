@@ -19,7 +19,7 @@ pub struct Statistics {
     /// Share of neurons that were active while decoding, per layer; empty where they were not counted.
     pub active_neurons: Vec<f64>,
     /// Counters of devices and tier: the change during the run, and where that has no meaning (such as
-    /// `bytes_allocated`) the value after it.
+    /// `bytes_allocated` and `threads`) the value after it.
     pub devices: Vec<DeviceCounters>,
 }
 
@@ -33,14 +33,31 @@ pub struct DeviceCounters {
 }
 
 impl DeviceCounters {
-    /// From counters before and after. Amounts (`bytes_allocated...`) are not differences.
+    /// From counters before and after. Amounts (`bytes_allocated...`, `threads`) are not differences.
     pub(crate) fn between(name: &str, before: &[Counter], after: Vec<Counter>) -> DeviceCounters {
         let value = |counter: &Counter| {
-            let amount = counter.name.starts_with("bytes_allocated");
+            let amount = counter.name.starts_with("bytes_allocated") || counter.name == "threads";
             let earlier = before.iter().find(|b| b.name == counter.name).map_or(0, |b| b.value);
             if amount { counter.value } else { counter.value.saturating_sub(earlier) }
         };
         let counters = after.iter().map(|counter| (counter.name.clone(), value(counter))).collect();
         DeviceCounters { name: name.to_owned(), counters }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_no_differences() {
+        let counters = |values: [u64; 3]| {
+            let names = ["submissions", "bytes_allocated_peak", "threads"];
+            let counter = |(name, value): (&str, u64)| Counter { name: name.into(), value };
+            names.into_iter().zip(values).map(counter).collect::<Vec<_>>()
+        };
+        let between = DeviceCounters::between("cpu", &counters([5, 100, 2]), counters([9, 120, 2]));
+        let values: Vec<u64> = between.counters.iter().map(|counter| counter.1).collect();
+        assert_eq!(values, [4, 120, 2]);
     }
 }

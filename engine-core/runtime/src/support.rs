@@ -4,13 +4,15 @@ use crate::RuntimeError;
 use engine_core::ComputeBackend;
 use engine_core::backend::{BufferId, BufferView, Support};
 use engine_core::operation::{OperationList, SlotRole};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// An operation that a device denies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Denied {
     /// Label, kind and weights with their types.
     pub(crate) operation: String,
+    /// Kind and types: what several complaints can have in common, whatever their shapes.
+    subject: String,
     /// The device's own words.
     pub(crate) reason: String,
     /// Operations of the list that are denied for the same reason.
@@ -50,7 +52,12 @@ pub(crate) fn denied(backend: &dyn ComputeBackend, list: &OperationList) -> Vec<
         }
         let answer = match backend.supports(&single, 0) {
             Support::No { reason } => {
-                denied.push(Denied { operation: describe(&single), reason, times: 1 });
+                denied.push(Denied {
+                    operation: describe(&single),
+                    subject: subject(&single),
+                    reason,
+                    times: 1,
+                });
                 Some(denied.len() - 1)
             }
             Support::Yes | Support::Preferred => None,
@@ -58,6 +65,40 @@ pub(crate) fn denied(backend: &dyn ComputeBackend, list: &OperationList) -> Vec<
         answers.insert(question, answer);
     }
     denied
+}
+
+/// Lines that a message about one device shows; the rest is counted.
+const SHOWN: usize = 3;
+
+/// What several lists of one model are denied, each kind of operation with its types once: the first of its shapes stands
+/// for the others, and the list with the most of them counts.
+pub(crate) fn distinct(lists: impl IntoIterator<Item = Vec<Denied>>) -> Vec<Denied> {
+    let mut all: Vec<Denied> = Vec::new();
+    for list in lists {
+        let mut of_list: Vec<Denied> = Vec::new();
+        for denied in list {
+            match of_list.iter_mut().find(|known| known.subject == denied.subject) {
+                Some(known) => known.times += denied.times,
+                None => of_list.push(denied),
+            }
+        }
+        for denied in of_list {
+            match all.iter_mut().find(|known| known.subject == denied.subject) {
+                Some(known) => known.times = known.times.max(denied.times),
+                None => all.push(denied),
+            }
+        }
+    }
+    all
+}
+
+/// The first few as text, and how many more there are.
+pub(crate) fn condensed(denied: &[Denied]) -> Vec<String> {
+    let mut lines: Vec<String> = denied.iter().take(SHOWN).map(Denied::to_string).collect();
+    if denied.len() > SHOWN {
+        lines.push(format!("and {} more", denied.len() - SHOWN));
+    }
+    lines
 }
 
 fn question(single: &OperationList) -> String {
@@ -74,6 +115,14 @@ fn question(single: &OperationList) -> String {
     format!("{nameless:?}")
 }
 
+/// Kind of the one operation and types of its constants: `linear Q6_K`.
+fn subject(single: &OperationList) -> String {
+    let Some(operation) = single.operations.first() else { return String::new() };
+    let constants = single.slots.iter().filter(|slot| matches!(slot.role, SlotRole::Constant(_)));
+    let types: BTreeSet<&str> = constants.map(|slot| slot.tensor.dtype.name()).collect();
+    types.into_iter().fold(operation.kind.name().to_owned(), |text, dtype| text + " " + dtype)
+}
+
 /// The one operation of `single` for people: `blk.0.attn_q (linear) with blk.0.attn_q.weight (Q6_K [2 x 3])`.
 fn describe(single: &OperationList) -> String {
     let Some(operation) = single.operations.first() else { return String::new() };
@@ -85,4 +134,32 @@ fn describe(single: &OperationList) -> String {
         .collect();
     let text = format!("{} ({})", operation.label, operation.kind.name());
     if constants.is_empty() { text } else { format!("{text} with {}", constants.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complaint(subject: &str, at: usize, times: usize) -> Denied {
+        let operation = format!("blk.{at} ({subject})");
+        Denied { operation, subject: subject.into(), reason: "no kernel".into(), times }
+    }
+
+    #[test]
+    fn complaints_are_told_once_and_few() {
+        let step =
+            vec![complaint("linear Q6_K", 0, 8), complaint("linear Q6_K", 1, 4), complaint("rope", 0, 8)];
+        let body = vec![complaint("linear Q6_K", 0, 8), complaint("predict F16", 0, 1)];
+        let all = distinct([step, body]);
+        let lines = condensed(&all);
+        let wanted = [
+            "blk.0 (linear Q6_K): no kernel (and 11 more like it)",
+            "blk.0 (rope): no kernel (and 7 more like it)",
+            "blk.0 (predict F16): no kernel",
+        ];
+        assert_eq!(lines, wanted);
+        let many: Vec<Denied> = (0..9).map(|at| complaint(&format!("kind {at}"), at, 1)).collect();
+        let lines = condensed(&distinct([many]));
+        assert_eq!((lines.len(), lines[3].as_str()), (4, "and 6 more"));
+    }
 }

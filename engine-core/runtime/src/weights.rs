@@ -37,7 +37,8 @@ impl Weights {
         let file = OpenFile::open(storage, path).map_err(failed("open the model"))?;
         let found = storage.len(file.id()).map_err(failed("tell the model's length"))?;
         if found != file_len {
-            let detail = format!("it has {found} bytes now, {file_len} when its header was read; load it again");
+            let detail =
+                format!("it has {found} bytes now, {file_len} when its header was read; load it again");
             return Err(failed("read the model")(engine_core::Error::io(detail)));
         }
         let span = storage
@@ -114,7 +115,8 @@ fn copy(
         let what = format!("allocating `{}`", tensor.name);
         let buffer = DeviceBuffer::allocate(backend, tensor.byte_len(), BufferUse::Weights)
             .map_err(RuntimeError::device(device, &what))?;
-        let shape = TensorType::matrix(tensor.dtype, tensor.rows(), tensor.row_elements()).map_err(&failed)?;
+        let shape =
+            TensorType::matrix(tensor.dtype, tensor.rows(), tensor.row_elements()).map_err(&failed)?;
         let host = Slot {
             name: format!("{} in the file", tensor.name),
             role: SlotRole::Input,

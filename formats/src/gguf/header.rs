@@ -318,7 +318,7 @@ fn place(path: &Path, row: TensorRow, data_start: u64, alignment: u64) -> Result
     let Some(file_range) = range else {
         return Err(bad(format!("its offset {offset} plus {bytes} bytes overflows; the file is damaged")));
     };
-    Ok(TensorInfo { name: row.name, dtype, dims: row.dims, file_range })
+    Ok(TensorInfo { name: row.name, dtype, dims: row.dims, file_range, file: 0 })
 }
 
 /// Every tensor inside the file, and no two on the same bytes.

@@ -39,7 +39,7 @@ pub(crate) fn describe(bytes: &[u8]) -> String {
         return "it is a file of GGML's time before GGUF; fetch a GGUF of the model".into();
     }
     if bytes.get(8) == Some(&b'{') && bytes.get(7) == Some(&0) {
-        return "it looks like safetensors; convert it to GGUF first".into();
+        return "it looks like safetensors; name it `.safetensors`, with its `config.json` beside it".into();
     }
     if start.starts_with('{') {
         return "it looks like JSON; give the .gguf file itself".into();

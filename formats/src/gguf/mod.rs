@@ -5,16 +5,17 @@
 //! tensor are allowed and ignored (writers pad there).
 
 mod cursor;
-mod header;
+pub(crate) mod header;
 mod identify;
-mod mapping;
+pub(crate) mod mapping;
 mod metadata;
+pub(crate) mod split;
 mod value;
 pub mod writer;
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use engine_core::DType;
 
@@ -22,9 +23,10 @@ pub use metadata::Metadata;
 pub use value::{Array, StringArray, Value, ValueType};
 pub use writer::GgufWriter;
 
-use crate::Result;
+use crate::{Result, safetensors};
 use header::Header;
 use mapping::Bytes;
+use split::Shard;
 
 /// Which of the two containers a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,13 +35,15 @@ pub enum Container {
     Gguf,
     /// Magic `PWRI`: PowerInfer's, whose models have ReLU gates and are meant to run sparsely.
     PowerInfer,
+    /// No GGUF at all, but a folder of safetensors, read as if it were one.
+    Safetensors,
 }
 
 impl Container {
-    /// The four bytes at the start of a file.
+    /// The four bytes at the start of a file; what is read from safetensors is written as GGUF.
     pub fn magic(self) -> &'static [u8; 4] {
         match self {
-            Container::Gguf => b"GGUF",
+            Container::Gguf | Container::Safetensors => b"GGUF",
             Container::PowerInfer => b"PWRI",
         }
     }
@@ -56,6 +60,8 @@ pub struct TensorInfo {
     pub dims: Vec<u64>,
     /// Its bytes, from the start of the file; inside the file.
     pub file_range: Range<u64>,
+    /// Which of the model's files that is ([`GgufFile::files`]); 0 unless the model is split.
+    pub file: usize,
 }
 
 impl TensorInfo {
@@ -80,11 +86,11 @@ impl TensorInfo {
     }
 }
 
-/// A file whose header has been read and checked.
+/// A file, or the set of files that a model was split into, whose headers have been read and checked.
 #[derive(Debug)]
 pub struct GgufFile {
-    path: PathBuf,
-    bytes: Bytes,
+    /// In order; never empty. Only a split model has more than one.
+    shards: Vec<Shard>,
     header: Header,
     index: HashMap<String, usize>,
 }
@@ -92,31 +98,49 @@ pub struct GgufFile {
 impl GgufFile {
     /// Maps the file and checks its whole header; tensor data is not touched.
     ///
-    /// The file must not be changed or cut by anyone while it is open: a read from a page that is gone ends the process.
+    /// Any shard of a split model stands for the whole set, and a folder for the one model in it; a folder of
+    /// safetensors with its `config.json` is read as if it were GGUF ([`Container::Safetensors`]). The files must not be
+    /// changed or cut by anyone while they are open: a read from a page that is gone ends the process.
     pub fn open(path: impl AsRef<Path>) -> Result<GgufFile> {
-        let path = path.as_ref();
-        GgufFile::from_parts(path, Bytes::map(path)?)
+        if let Some(folder) = safetensors::folder(path.as_ref()) {
+            return safetensors::open(&folder);
+        }
+        let path = split::entry(path.as_ref())?;
+        let bytes = Bytes::map(&path)?;
+        let header = header::parse(&path, &bytes)?;
+        if split::count(&header)? == 1 {
+            return Ok(GgufFile::from_parts(vec![Shard { path, bytes }], header));
+        }
+        let (shards, header) = split::gather(&path, header, bytes)?;
+        Ok(GgufFile::from_parts(shards, header))
     }
 
-    /// Reads a file that is in memory already; `path` is only named in errors.
+    /// Reads a file that is in memory already; `path` is only named in errors. Other shards are not looked for.
     pub fn parse(path: impl AsRef<Path>, bytes: Vec<u8>) -> Result<GgufFile> {
-        GgufFile::from_parts(path.as_ref(), Bytes::Owned(bytes))
+        let path = path.as_ref().to_path_buf();
+        let bytes = Bytes::Owned(bytes);
+        let header = header::parse(&path, &bytes)?;
+        Ok(GgufFile::from_parts(vec![Shard { path, bytes }], header))
     }
 
-    fn from_parts(path: &Path, bytes: Bytes) -> Result<GgufFile> {
-        let header = header::parse(path, &bytes)?;
-        let index = header.tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
-        Ok(GgufFile { path: path.to_path_buf(), bytes, header, index })
+    pub(crate) fn from_parts(shards: Vec<Shard>, header: Header) -> GgufFile {
+        let index = split::index(&header.tensors);
+        GgufFile { shards, header, index }
     }
 
-    /// The path it was opened by.
+    /// The path of the file; of the first one, where the model is split.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.shards[0].path
     }
 
-    /// Length of the file in bytes.
+    /// The model's files in order: [`TensorInfo::file`] counts here.
+    pub fn files(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.shards.iter().map(|shard| shard.path.as_path())
+    }
+
+    /// Length of all files together in bytes.
     pub fn file_len(&self) -> u64 {
-        self.bytes.len() as u64
+        self.shards.iter().map(|shard| shard.bytes.len() as u64).sum()
     }
 
     /// Which container it is.
@@ -134,7 +158,7 @@ impl GgufFile {
         self.header.alignment
     }
 
-    /// Where the tensors' data starts in the file.
+    /// Where the tensors' data starts in the (first) file.
     pub fn data_start(&self) -> u64 {
         self.header.data_start
     }
@@ -159,6 +183,6 @@ impl GgufFile {
     pub fn tensor_bytes(&self, tensor: &TensorInfo) -> &[u8] {
         let range =
             usize::try_from(tensor.file_range.start).ok().zip(usize::try_from(tensor.file_range.end).ok());
-        range.and_then(|(start, end)| self.bytes.get(start..end)).unwrap_or_default()
+        range.and_then(|(start, end)| self.shards.get(tensor.file)?.bytes.get(start..end)).unwrap_or_default()
     }
 }

@@ -34,9 +34,12 @@ impl<'a> GgufWriter<'a> {
         GgufWriter { container, version: 3, metadata: Vec::new(), tensors: Vec::new() }
     }
 
-    /// Everything that `file` holds, to be changed and written again.
+    /// Everything that `file` holds, to be changed and written again. A split model becomes one file. What was read from
+    /// safetensors keeps its own order of elements (`rope.pairs`, `norm_offset`), which other programs do not know.
     pub fn copy_of(file: &'a GgufFile) -> GgufWriter<'a> {
-        let metadata = file.metadata().iter().map(|(key, value)| (key.to_owned(), value.clone())).collect();
+        let joined = file.files().len() > 1;
+        let kept = file.metadata().iter().filter(|(key, _)| !(joined && key.starts_with("split.")));
+        let metadata = kept.map(|(key, value)| (key.to_owned(), value.clone())).collect();
         let tensor = |info: &super::TensorInfo| Tensor {
             name: info.name.clone(),
             dtype: info.dtype,
@@ -44,7 +47,10 @@ impl<'a> GgufWriter<'a> {
             bytes: Cow::Borrowed(file.tensor_bytes(info)),
         };
         GgufWriter {
-            container: file.container(),
+            container: match file.container() {
+                Container::Safetensors => Container::Gguf,
+                other => other,
+            },
             version: file.version(),
             metadata,
             tensors: file.tensors().iter().map(tensor).collect(),

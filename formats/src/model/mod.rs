@@ -3,33 +3,64 @@
 //! [`ModelDescription`] is pure data. Each architecture is one file here that reads it (a row of [`ARCHITECTURES`]);
 //! everything that follows, from the planner to the executor, sees only the description.
 
+mod bamboo;
+mod decoder;
+mod falcon;
+mod gemma3;
+mod layer;
 mod llama;
+mod mistral;
+mod opt;
+mod qwen2;
+mod qwen3;
 mod reader;
+mod requirement;
 mod rope;
 
 use std::path::PathBuf;
 
 use crate::gguf::{Container, GgufFile, TensorInfo};
 use crate::{FormatError, Result};
+use decoder::Layout;
+use reader::Reader;
 
+pub use requirement::Requirement;
 pub use rope::{Rope, RopeScaling, RopeStyle};
 
-/// An architecture: its name in `general.architecture`, and the function that reads a model of it.
+/// An architecture as data, and what data cannot say.
 struct Architecture {
+    /// In `general.architecture`, and before every key.
     name: &'static str,
-    read: fn(&GgufFile) -> Result<ModelDescription>,
+    layout: Layout,
+    /// Reads what only this architecture has.
+    finish: fn(&Reader<'_>, &mut ModelDescription) -> Result<()>,
 }
 
 /// Every architecture that is built.
-const ARCHITECTURES: &[Architecture] =
-    &[Architecture { name: "llama", read: llama::read }, Architecture { name: "bamboo", read: llama::read }];
+const ARCHITECTURES: &[Architecture] = &[
+    llama::ARCHITECTURE,
+    bamboo::ARCHITECTURE,
+    mistral::ARCHITECTURE,
+    qwen2::ARCHITECTURE,
+    qwen3::ARCHITECTURE,
+    gemma3::ARCHITECTURE,
+    opt::ARCHITECTURE,
+    falcon::ARCHITECTURE,
+];
+
+/// For architectures that their layout tells all of.
+fn nothing_more(_: &Reader<'_>, _: &mut ModelDescription) -> Result<()> {
+    Ok(())
+}
 
 /// A model, described. All shapes have been checked against each other.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ModelDescription {
-    /// The file that the tensors' ranges are of.
+    /// The file that the tensors' ranges are of; the first one, where the model is split.
     pub path: PathBuf,
+    /// All files in order: [`TensorInfo::file`] counts here.
+    pub files: Vec<PathBuf>,
     /// The container; PowerInfer's means that the model is made to run sparsely.
     pub container: Container,
     /// `general.architecture`.
@@ -44,16 +75,26 @@ pub struct ModelDescription {
     pub sampleable_vocab: usize,
     /// The context length that the model was trained for.
     pub context_length: usize,
-    /// Added to the mean square in every RMS norm.
+    /// The kind of every norm but those of queries and keys, which are RMS norms.
+    pub norm: Norm,
+    /// Added to every norm's stored weight, those of queries and keys included; 0 nearly always.
+    pub norm_offset: f32,
+    /// Added to the mean square in every RMS norm, or to the variance in every LayerNorm.
     pub rms_epsilon: f32,
     /// How positions turn queries and keys.
     pub rope: Rope,
     /// One row per token: ne {n_embd, vocab_size}.
     pub token_embd: TensorInfo,
+    /// A token's row is multiplied by this before the first layer (not where it serves as the head); 1 nearly always.
+    pub embedding_scale: f32,
+    /// Positions that were learned and are added to the embedding, instead of a rope.
+    pub positions: Option<LearnedPositions>,
     /// The layers in order; never empty.
     pub layers: Vec<Layer>,
     /// Norm before the head: ne {n_embd}.
     pub output_norm: TensorInfo,
+    /// Its bias.
+    pub output_norm_bias: Option<TensorInfo>,
     /// The head.
     pub output: OutputHead,
     /// How the layers' predictors are to be used; `None` where no layer has one.
@@ -64,18 +105,53 @@ pub struct ModelDescription {
     pub notices: Vec<String>,
 }
 
-/// A layer: attention, then feed-forward, each behind an RMS norm and added to the residual.
+/// How a vector is brought to a common size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Norm {
+    /// Divided by its root mean square, then times the weight.
+    Rms,
+    /// The mean taken off, divided by the standard deviation, times the weight, plus the bias.
+    Layer,
+}
+
+/// An embedding of positions.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LearnedPositions {
+    /// ne {n_embd, positions + offset}.
+    pub tensor: TensorInfo,
+    /// The row of position 0.
+    pub offset: usize,
+}
+
+/// A layer: attention, then feed-forward, each behind a norm and added to the residual.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Layer {
     /// ne {n_embd}.
     pub attn_norm: TensorInfo,
+    /// ne {n_embd}.
+    pub attn_norm_bias: Option<TensorInfo>,
     /// The attention.
     pub attention: Attention,
-    /// ne {n_embd}.
+    /// A norm of the attention's output, before it is added to the residual: ne {n_embd}.
+    pub attn_post_norm: Option<TensorInfo>,
+    /// ne {n_embd}. May be the same tensor as `attn_norm` where the layer is parallel.
     pub ffn_norm: TensorInfo,
+    /// ne {n_embd}.
+    pub ffn_norm_bias: Option<TensorInfo>,
     /// The feed-forward network.
     pub ffn: FeedForward,
+    /// A norm of the network's output, before it is added to the residual: ne {n_embd}.
+    pub ffn_post_norm: Option<TensorInfo>,
+    /// Whether the feed-forward network sees the layer's input (behind `ffn_norm`) rather than what attention made of
+    /// it; both outputs are added to the residual.
+    pub parallel: bool,
+    /// How many positions back attention sees, the own one included; `None` for all.
+    pub window: Option<usize>,
+    /// This layer's rope, where it is not the model's.
+    pub rope: Option<Rope>,
 }
 
 /// Attention of one layer.
@@ -98,6 +174,19 @@ pub struct Attention {
     pub v: Linear,
     /// ne {n_head x value_dim, n_embd}.
     pub o: Linear,
+    /// RMS norm of each query head, before it turns: ne {head_dim}.
+    pub q_norm: Option<TensorInfo>,
+    /// RMS norm of each key head, before it turns: ne {head_dim}.
+    pub k_norm: Option<TensorInfo>,
+    /// Factor on the scores, where it is not 1 / sqrt(head_dim).
+    pub scale: Option<f32>,
+}
+
+impl Attention {
+    /// Whether queries, keys and values are parts of one tensor.
+    pub fn is_fused(&self) -> bool {
+        self.q.weight.file_range.end == self.k.weight.file_range.start && self.q.weight.name.ends_with(']')
+    }
 }
 
 /// A matrix and perhaps a bias with as many elements as the matrix has rows.
@@ -110,7 +199,8 @@ pub struct Linear {
     pub bias: Option<TensorInfo>,
 }
 
-/// Feed-forward network of one layer: down(activation(gate x) * up x). A neuron is row i of gate and of up.
+/// Feed-forward network of one layer: down(activation(gate x) * up x), or down(activation(up x)) where there is no gate.
+/// A neuron is row i of gate and of up.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FeedForward {
@@ -118,6 +208,8 @@ pub struct FeedForward {
     pub n_ff: usize,
     /// What gate and up go through.
     pub activation: Activation,
+    /// Whether there is a gate; if not, `gate` only repeats `up`, and the activation is of `up` alone.
+    pub gated: bool,
     /// ne {n_embd, n_ff}.
     pub gate: Linear,
     /// ne {n_embd, n_ff}.
@@ -176,6 +268,8 @@ pub struct Prediction {
 pub enum PredictorInput {
     /// The residual after attention, before `ffn_norm`.
     Residual,
+    /// The residual as it enters the layer, before any norm.
+    LayerInput,
 }
 
 /// What the gate and up values go through before they are multiplied.
@@ -188,12 +282,21 @@ pub enum Activation {
     Relu,
     /// relu(gate) * relu(up).
     DRelu,
+    /// gelu(gate) * up by the tanh approximation.
+    GeluTanh,
+    /// gelu(gate) * up by the error function.
+    GeluErf,
 }
 
 impl Activation {
     /// Every activation with its name in `ARCH.feed_forward_activation`.
-    pub const NAMES: &[(&str, Activation)] =
-        &[("silu", Activation::Silu), ("relu", Activation::Relu), ("drelu", Activation::DRelu)];
+    pub const NAMES: &[(&str, Activation)] = &[
+        ("silu", Activation::Silu),
+        ("relu", Activation::Relu),
+        ("drelu", Activation::DRelu),
+        ("gelu-tanh", Activation::GeluTanh),
+        ("gelu-erf", Activation::GeluErf),
+    ];
 
     /// The name in files.
     pub fn name(self) -> &'static str {
@@ -201,6 +304,8 @@ impl Activation {
             Activation::Silu => "silu",
             Activation::Relu => "relu",
             Activation::DRelu => "drelu",
+            Activation::GeluTanh => "gelu-tanh",
+            Activation::GeluErf => "gelu-erf",
         }
     }
 
@@ -221,18 +326,28 @@ pub enum OutputHead {
 }
 
 impl ModelDescription {
-    /// Reads the model in `file`, by its `general.architecture`.
+    /// Reads the model in `file`, and refuses it where it asks for anything beyond a plain llama ([`Requirement`]): for
+    /// runtimes that know of no requirements. Those that do call [`ModelDescription::describe`] and
+    /// [`ModelDescription::check_supported`].
     pub fn from_gguf(file: &GgufFile) -> Result<ModelDescription> {
+        let model = ModelDescription::describe(file)?;
+        model.check_supported(&[])?;
+        Ok(model)
+    }
+
+    /// Reads the model in `file`, by its `general.architecture`, whatever it asks of a runtime.
+    pub fn describe(file: &GgufFile) -> Result<ModelDescription> {
         const KEY: &str = "general.architecture";
         let metadata = file.metadata();
         let Some(name) = metadata.string(KEY)? else {
             return Err(metadata.missing(KEY, "it says how to run the model; the file is no language model"));
         };
-        if let Some(shards) = metadata.uint("split.count")?.filter(|&count| count > 1) {
+        let shards = metadata.uint("split.count")?.unwrap_or(1).max(1);
+        if shards > file.files().len() as u64 {
             return Err(FormatError::Unsupported {
                 path: file.path().to_path_buf(),
-                what: format!("a model split into {shards} files"),
-                advice: "join the files into one first".into(),
+                what: format!("one part alone of a model split into {shards} files"),
+                advice: "open it by its path, with all files in one folder".into(),
             });
         }
         let Some(architecture) = ARCHITECTURES.iter().find(|architecture| architecture.name == name) else {
@@ -243,7 +358,7 @@ impl ModelDescription {
                 advice: format!("accepted: {}", accepted.join(", ")),
             });
         };
-        (architecture.read)(file)
+        decoder::read(file, architecture)
     }
 
     /// Layers.

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::ops::Range;
 
 use super::Linear;
 use crate::gguf::{GgufFile, TensorInfo};
@@ -140,6 +141,31 @@ impl<'a> Reader<'a> {
         Ok(Linear { weight, bias })
     }
 
+    /// `NAME.weight` of a norm, and `NAME.bias` where it is present.
+    pub(super) fn norm(&self, name: &str, embd: u64) -> Result<(TensorInfo, Option<TensorInfo>)> {
+        let Linear { weight, bias } =
+            self.linear(name, Wanted { dims: &[embd], reason: "one element per residual element" }, embd)?;
+        Ok((weight, bias))
+    }
+
+    /// The rows of `NAME.weight` (and elements of `NAME.bias`) in three parts of these widths.
+    pub(super) fn fused(&self, name: &str, inputs: u64, widths: [u64; 3]) -> Result<[Linear; 3]> {
+        // Each under 2^64 / 3: products of two sizes under 2^32, in a file that holds them.
+        let total = widths.iter().try_fold(0_u64, |sum, &width| sum.checked_add(width));
+        let outputs = total.unwrap_or(u64::MAX);
+        let reason = "embedding width by the widths of queries, keys and values together";
+        let whole = self.linear(name, Wanted { dims: &[inputs, outputs], reason }, outputs)?;
+        let mut start = 0;
+        Ok(widths.map(|width| {
+            let rows = start..start + width;
+            start = rows.end;
+            Linear {
+                weight: part(&whole.weight, rows.clone()),
+                bias: whole.bias.as_ref().map(|bias| part(bias, rows)),
+            }
+        }))
+    }
+
     /// Marks a tensor as known where it is present, though the description has no place for it.
     pub(super) fn ignore(&self, name: &str) {
         self.used.borrow_mut().insert(name.to_owned());
@@ -167,6 +193,29 @@ impl<'a> Reader<'a> {
                 self.key("block_count")
             ),
         })
+    }
+}
+
+/// Some rows of a matrix, or elements of a vector, as a tensor of its own.
+fn part(whole: &TensorInfo, rows: Range<u64>) -> TensorInfo {
+    let (count, mut dims) = (rows.end - rows.start, whole.dims.clone());
+    let of = match dims.get(1) {
+        Some(&of) => of,
+        None => dims[0],
+    };
+    dims.truncate(2);
+    if let Some(last) = dims.last_mut() {
+        *last = count;
+    }
+    // Whole rows are whole blocks, and the tensor lies inside the file: nothing overflows.
+    let unit = whole.byte_len() / of;
+    let start = whole.file_range.start + rows.start * unit;
+    TensorInfo {
+        name: format!("{}[{}..{}]", whole.name, rows.start, rows.end),
+        dtype: whole.dtype,
+        dims,
+        file_range: start..start + count * unit,
+        file: whole.file,
     }
 }
 

@@ -8,7 +8,7 @@ use crate::gguf::TensorInfo;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Rope {
-    /// Leading elements of a head that turn; even, at most the head's width.
+    /// Leading elements of a head that turn; even, at most the head's width. 0 where positions are learned.
     pub dim: usize,
     /// Pair i turns by position x base^(-2i / dim).
     pub base: f32,
@@ -18,6 +18,13 @@ pub struct Rope {
     pub scaling: RopeScaling,
     /// Llama 3's factors, ne {dim / 2}: pair i's frequency is divided by element i (before any scaling).
     pub factors: Option<TensorInfo>,
+}
+
+impl Rope {
+    /// No turning at all.
+    pub(super) fn none() -> Rope {
+        Rope { dim: 0, base: 10_000.0, style: RopeStyle::Split, scaling: RopeScaling::None, factors: None }
+    }
 }
 
 /// Which elements of a head turn together.
@@ -41,6 +48,19 @@ pub enum RopeScaling {
         /// More than 0.
         factor: f32,
     },
+    /// Llama 3.1's: turns longer than `original_context / low_freq_factor` positions are divided by the factor, those
+    /// shorter than `original_context / high_freq_factor` left alone, a ramp between them. GGUF files of these models
+    /// hold [`Rope::factors`] instead.
+    Llama3 {
+        /// More than 0.
+        factor: f32,
+        /// The context length before stretching.
+        original_context: usize,
+        /// More than 0.
+        low_freq_factor: f32,
+        /// More than `low_freq_factor`.
+        high_freq_factor: f32,
+    },
     /// YaRN (arXiv 2309.00071): fast pairs as they are, slow pairs divided by the factor, a ramp between them.
     Yarn {
         /// More than 0.
@@ -63,6 +83,7 @@ enum Kind {
     None,
     Linear,
     Yarn,
+    Llama3,
 }
 
 /// Reads an architecture's rope keys; `head_dim` is the default of the turned width.
@@ -70,7 +91,7 @@ pub(super) fn read(
     reader: &Reader<'_>,
     head_dim: usize,
     context_length: usize,
-    style: RopeStyle,
+    (style, default_base): (RopeStyle, f64),
 ) -> Result<Rope> {
     let metadata = reader.file.metadata();
     let dim = reader.optional_size("rope.dimension_count")?.unwrap_or(head_dim);
@@ -85,8 +106,9 @@ pub(super) fn read(
         }
         Err(metadata.bad_value(&reader.key(suffix), format!("is {value}; a number above 0 is wanted")))
     };
-    let base = positive("rope.freq_base", 10_000.0)?;
-    let names = &[("none", Kind::None), ("linear", Kind::Linear), ("yarn", Kind::Yarn)];
+    let base = positive("rope.freq_base", default_base)?;
+    let names =
+        &[("none", Kind::None), ("linear", Kind::Linear), ("yarn", Kind::Yarn), ("llama3", Kind::Llama3)];
     let kind = reader.choice("rope.scaling.type", names)?;
     // Old files name only a factor, which then is linear; 0 stands for "not stretched" in some of them.
     let suffix = match reader.optional_float("rope.scaling.factor")? {
@@ -101,6 +123,24 @@ pub(super) fn read(
         Kind::None => RopeScaling::None,
         Kind::Linear if factor == 1.0 => RopeScaling::None,
         Kind::Linear => RopeScaling::Linear { factor },
+        Kind::Llama3 => {
+            let low_freq_factor = positive("rope.scaling.low_freq_factor", 1.0)?;
+            let high_freq_factor = positive("rope.scaling.high_freq_factor", 4.0)?;
+            if high_freq_factor <= low_freq_factor {
+                let key = reader.key("rope.scaling.high_freq_factor");
+                let problem =
+                    format!("is {high_freq_factor}; more than low_freq_factor {low_freq_factor} is wanted");
+                return Err(metadata.bad_value(&key, problem));
+            }
+            RopeScaling::Llama3 {
+                factor,
+                original_context: reader
+                    .optional_size("rope.scaling.original_context_length")?
+                    .unwrap_or(context_length),
+                low_freq_factor,
+                high_freq_factor,
+            }
+        }
         Kind::Yarn => RopeScaling::Yarn {
             factor,
             original_context: reader

@@ -2,7 +2,8 @@
 //!
 //! Byte-level BPE (`tokenizer.ggml.model` = `gpt2`): the text is cut at special tokens, each stretch into pieces by the
 //! pre-tokenizer, each piece merged by the learned rules. Time is linear in the text but for the logarithm of the
-//! longest piece; nothing recurses.
+//! longest piece; nothing recurses. SentencePiece (`llama`, which Gemma's files name, too): the same stretches are
+//! joined by the tokens' scores, with a space put before the first where the file says so.
 //!
 //! Rules where programs differ: a file without `tokenizer.ggml.pre` gets `default` and a notice; user-defined tokens
 //! are matched in any text, control tokens only where asked for; of several special tokens at one place the longest
@@ -11,6 +12,7 @@
 
 mod bpe;
 mod byte_alphabet;
+mod pieces;
 mod pre;
 mod special;
 mod split;
@@ -24,10 +26,11 @@ pub use vocabulary::{SpecialIds, TokenKind};
 
 use crate::gguf::GgufFile;
 use crate::{FormatError, Result};
-use bpe::{Merges, Scratch};
+use bpe::Merges;
+use pieces::Pieces;
 use pre::PreTokenizer;
 use special::{Fragment, SpecialTokens};
-use vocabulary::Vocabulary;
+use vocabulary::{Spelling, Vocabulary};
 
 /// What a caller may decide against the file.
 #[derive(Clone, Debug, Default)]
@@ -48,15 +51,33 @@ impl TokenizerOptions {
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     vocabulary: Vocabulary,
-    merges: Merges,
+    method: Method,
     special: SpecialTokens,
-    pre: &'static PreTokenizer,
-    /// Normal tokens by their bytes, where whole pieces are looked up.
-    whole: HashMap<Vec<u8>, u32>,
     add_bos: bool,
     add_space_prefix: bool,
     chat_template: Option<String>,
     notices: Vec<String>,
+}
+
+/// How a stretch of text becomes ids.
+#[derive(Clone, Debug)]
+enum Method {
+    /// Byte-level BPE.
+    Merges {
+        merges: Merges,
+        pre: &'static PreTokenizer,
+        /// Normal tokens by their bytes, where whole pieces are looked up.
+        whole: HashMap<Vec<u8>, u32>,
+    },
+    /// SentencePiece's BPE.
+    Pieces(Pieces),
+}
+
+/// Buffers kept between stretches.
+#[derive(Debug, Default)]
+struct Scratch {
+    merges: bpe::Scratch,
+    pieces: pieces::Scratch,
 }
 
 impl Tokenizer {
@@ -64,25 +85,40 @@ impl Tokenizer {
     pub fn from_gguf(file: &GgufFile, options: &TokenizerOptions) -> Result<Tokenizer> {
         const MODEL: &str = "tokenizer.ggml.model";
         let metadata = file.metadata();
-        match metadata.string(MODEL)? {
-            Some("gpt2") => {}
+        let spelling = match metadata.string(MODEL)? {
+            Some("gpt2") => Spelling::ByteAlphabet,
+            Some("llama") => Spelling::SentencePiece,
             None => return Err(metadata.missing(MODEL, "the file has no tokenizer; fetch a complete one")),
             Some(other) => {
                 return Err(FormatError::Unsupported {
                     path: file.path().to_path_buf(),
                     what: format!("tokenizer `{other}` (`{MODEL}`)"),
-                    advice: "accepted: gpt2 (byte-level BPE)".into(),
+                    advice: "accepted: gpt2 (byte-level BPE), llama (SentencePiece BPE)".into(),
                 });
             }
-        }
+        };
         let mut notices = Vec::new();
-        let pre = pre_tokenizer(file, options, &mut notices)?;
-        let vocabulary = Vocabulary::byte_level(file, &mut notices)?;
+        if let Some(name) = metadata.string("tokenizer.normalizer")? {
+            notices.push(format!(
+                "text is not normalised ({name}), as the model's own tokenizer does before splitting"
+            ));
+        }
+        let sentence = spelling == Spelling::SentencePiece;
+        // Named before the vocabulary is read: what is wrong with it is the clearest error.
+        let pre = if sentence { None } else { Some(pre_tokenizer(file, options, &mut notices)?) };
+        let vocabulary = Vocabulary::read(file, spelling, &mut notices)?;
         let by_bytes = vocabulary.by_bytes(&mut notices);
-        let merges = merges(file, &by_bytes, vocabulary.special.unknown, &mut notices)?;
-        let whole = match pre.whole_pieces {
-            true => by_bytes.iter().map(|(bytes, &id)| (bytes.to_vec(), id)).collect(),
-            false => HashMap::new(),
+        let unknown = vocabulary.special.unknown;
+        let method = match pre {
+            None => Method::Pieces(pieces(file, &vocabulary, &by_bytes, &mut notices)?),
+            Some(pre) => {
+                let merges = merges(file, &by_bytes, unknown, &mut notices)?;
+                let whole = match pre.whole_pieces {
+                    true => by_bytes.iter().map(|(bytes, &id)| (bytes.to_vec(), id)).collect(),
+                    false => HashMap::new(),
+                };
+                Method::Merges { merges, pre, whole }
+            }
         };
         let mut special = SpecialTokens::new();
         for (id, (bytes, kind)) in vocabulary.bytes.iter().zip(&vocabulary.kinds).enumerate() {
@@ -98,20 +134,11 @@ impl Tokenizer {
                 "`tokenizer.ggml.add_bos_token` is true, but there is no BOS token: none is added".into(),
             );
         }
-        let add_bos = wants_bos.unwrap_or(pre.add_bos) && vocabulary.special.bos.is_some();
-        let add_space_prefix = metadata.boolean("tokenizer.ggml.add_space_prefix")?.unwrap_or(false);
+        let add_bos =
+            wants_bos.unwrap_or(pre.is_none_or(|pre| pre.add_bos)) && vocabulary.special.bos.is_some();
+        let add_space_prefix = metadata.boolean("tokenizer.ggml.add_space_prefix")?.unwrap_or(sentence);
         let chat_template = metadata.string("tokenizer.chat_template")?.map(str::to_owned);
-        Ok(Tokenizer {
-            vocabulary,
-            merges,
-            special,
-            pre,
-            whole,
-            add_bos,
-            add_space_prefix,
-            chat_template,
-            notices,
-        })
+        Ok(Tokenizer { vocabulary, method, special, add_bos, add_space_prefix, chat_template, notices })
     }
 
     /// What a person should be told, one sentence each, naming the key.
@@ -201,12 +228,17 @@ impl Tokenizer {
     }
 
     fn encode_text(&self, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) {
+        let unknown = self.vocabulary.special.unknown;
+        let (merges, pre, whole) = match &self.method {
+            Method::Pieces(pieces) => return pieces.encode(text, unknown, &mut scratch.pieces, ids),
+            Method::Merges { merges, pre, whole } => (merges, pre, whole),
+        };
         let mut start = 0;
-        for end in split::pieces(text, self.pre.cuts) {
+        for end in split::pieces(text, pre.cuts) {
             let piece = &text.as_bytes()[start..end];
-            match self.whole.get(piece) {
+            match whole.get(piece) {
                 Some(&id) => ids.push(id),
-                None => self.merges.encode(piece, self.vocabulary.special.unknown, scratch, ids),
+                None => merges.encode(piece, unknown, &mut scratch.merges, ids),
             }
             start = end;
         }
@@ -245,7 +277,9 @@ impl Tokenizer {
             }
             return;
         }
-        let prefixed = std::mem::take(at_start) && self.add_space_prefix && kind == TokenKind::Normal;
+        let prefixed = std::mem::take(at_start)
+            && self.add_space_prefix
+            && matches!(kind, TokenKind::Normal | TokenKind::Byte);
         out.extend_from_slice(bytes.strip_prefix(b" ").filter(|_| prefixed).unwrap_or(bytes));
     }
 }
@@ -277,6 +311,46 @@ fn pre_tokenizer(
             pre::names().join(", ")
         ),
     })
+}
+
+fn pieces(
+    file: &GgufFile,
+    vocabulary: &Vocabulary,
+    by_bytes: &HashMap<&[u8], u32>,
+    notices: &mut Vec<String>,
+) -> Result<Pieces> {
+    const KEY: &str = "tokenizer.ggml.scores";
+    let metadata = file.metadata();
+    let Some(scores) = metadata.floats(KEY)? else {
+        return Err(metadata.missing(KEY, "SentencePiece cannot choose between tokens without it"));
+    };
+    let count = vocabulary.bytes.len();
+    if scores.len() != count {
+        let problem =
+            format!("holds {} scores for the {count} tokens of `{}`", scores.len(), vocabulary::TOKENS);
+        return Err(metadata.bad_value(KEY, problem));
+    }
+    if let Some(id) = scores.iter().position(|score| !score.is_finite()) {
+        return Err(metadata.bad_value(KEY, format!("gives token {id} the score {}", scores[id])));
+    }
+    let mut bytes = [None; 256];
+    for (id, (token, kind)) in vocabulary.bytes.iter().zip(&vocabulary.kinds).enumerate() {
+        if let (TokenKind::Byte, &[byte]) = (kind, token) {
+            bytes[usize::from(byte)] = Some(id as u32);
+        }
+    }
+    let tokens = by_bytes.iter().map(|(&bytes, &id)| (bytes, id, scores[id as usize] as f32));
+    let pieces = Pieces::new(tokens, |byte| bytes[usize::from(byte)]);
+    let lost = pieces.bytes_without_token();
+    if lost > 0 {
+        let becomes =
+            if vocabulary.special.unknown.is_some() { "become the unknown token" } else { "are left out" };
+        notices.push(format!(
+            "`{}`: {lost} bytes have no token: characters of them that are no tokens {becomes}",
+            vocabulary::TOKENS
+        ));
+    }
+    Ok(pieces)
 }
 
 fn merges(

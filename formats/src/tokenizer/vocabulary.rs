@@ -72,9 +72,18 @@ pub(super) struct Vocabulary {
     pub(super) ends_of_generation: Vec<u32>,
 }
 
+/// How a vocabulary writes what its tokens stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// Normal tokens in GPT-2's alphabet.
+    ByteAlphabet,
+    /// Text, with U+2581 for a space.
+    SentencePiece,
+}
+
 impl Vocabulary {
-    /// Reads a byte-level vocabulary, whose normal tokens are written in GPT-2's alphabet.
-    pub(super) fn byte_level(file: &GgufFile, notices: &mut Vec<String>) -> Result<Vocabulary> {
+    /// Reads the tokens, their kinds and the special ids.
+    pub(super) fn read(file: &GgufFile, spelling: Spelling, notices: &mut Vec<String>) -> Result<Vocabulary> {
         let metadata = file.metadata();
         let Some(tokens) = metadata.strings(TOKENS)? else {
             return Err(metadata.missing(TOKENS, "the file has no vocabulary; fetch a complete one"));
@@ -102,6 +111,11 @@ impl Vocabulary {
             spelled.clear();
             match kinds[id] {
                 TokenKind::Byte => spelled.push(byte_token(metadata, id, text)?),
+                TokenKind::Normal | TokenKind::Unused | TokenKind::UserDefined
+                    if spelling == Spelling::SentencePiece =>
+                {
+                    spelled.extend_from_slice(text.replace('\u{2581}', " ").as_bytes());
+                }
                 TokenKind::Normal | TokenKind::Unused if byte_alphabet::decode(text, &mut spelled) => {}
                 TokenKind::Normal => {
                     foreign.push(id);

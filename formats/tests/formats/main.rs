@@ -3,8 +3,13 @@
 #![allow(missing_docs)] // a test binary
 
 mod allocations;
+mod architectures;
+mod blocks;
 mod malformed;
 mod models;
 mod mutated;
+mod pieces;
+mod safetensors;
 mod sample;
+mod split;
 mod traps;

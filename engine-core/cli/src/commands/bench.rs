@@ -30,8 +30,8 @@ pub(super) fn bench(global: &Global, args: &BenchArgs) -> Result<()> {
         described.get_or_insert_with(|| {
             json!({
                 "model": running.model_json(),
-                "plan": running.plan_json(),
-                "plugins": running.plugins_json(),
+                "plan": running.placed.plan_json(),
+                "plugins": running.placed.plugins_json(),
                 "load_seconds": running.engine.load_seconds(),
                 "repeat": args.repeat,
                 "activations": settings.config.runtime.activations,

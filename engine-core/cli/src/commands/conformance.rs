@@ -3,7 +3,7 @@
 use crate::args::ConformanceArgs;
 use crate::failure::Usage;
 use crate::{output, stack};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use conformance::{PluginRef, SuiteOptions, Target};
 use engine_core::module::PluginKind;
 use engine_core::options::OptionTable;
@@ -22,7 +22,7 @@ pub(super) fn conformance(args: &ConformanceArgs) -> Result<ExitCode> {
     options.random = args.random;
     options.register = stack::register;
     options.jobs = args.jobs.unwrap_or(options.jobs).max(1);
-    let report = conformance::run(&options).map_err(|finding| anyhow!("{finding}"))?;
+    let report = conformance::run(&options)?;
     if let Some(path) = &args.junit {
         std::fs::write(path, report.to_junit())
             .with_context(|| format!("cannot write {}", path.display()))?;

@@ -1,8 +1,9 @@
 //! `inspect`: what is in a model file, and what would run where.
 
 use crate::args::{Global, InspectArgs};
-use crate::model::{Running, read_tokenizer};
+use crate::model::read_tokenizer;
 use crate::output;
+use crate::placed::Placed;
 use crate::settings::Settings;
 use anyhow::Result;
 use engine_runtime::check::{CheckReport, check_file};
@@ -39,31 +40,26 @@ pub(super) fn inspect(global: &Global, args: &InspectArgs) -> Result<ExitCode> {
     let damaged = inspection.check.as_ref().is_some_and(|check| !check.faults.is_empty());
     if args.json {
         let mut object = inspection.json(args.tensors);
-        object.insert("placement".into(), placement_json(args, options, &settings));
+        object.insert("placement".into(), placement_json(&file, &settings));
         output::json(&object.into())?;
     } else {
         output::line(&inspection.text(args.tensors))?;
-        output::line(&placement_text(args, options, &settings))?;
+        output::line(&placement_text(&file, &settings))?;
     }
     Ok(if damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The model as a run would place it, or why it cannot run. Weights are viewed where tier and device can, and read
-/// otherwise; nothing is computed.
-fn place(args: &InspectArgs, options: TokenizerOptions, settings: &Settings) -> Result<Running> {
-    Running::from_file(GgufFile::open(&args.model)?, options, settings)
-}
-
-fn placement_json(args: &InspectArgs, options: TokenizerOptions, settings: &Settings) -> serde_json::Value {
-    match place(args, options, settings) {
-        Ok(running) => json!({"runs": true, "plan": running.plan_json(), "plugins": running.plugins_json()}),
+/// The model as a run would place it, or why it cannot run. No weight is read.
+fn placement_json(file: &GgufFile, settings: &Settings) -> serde_json::Value {
+    match Placed::would_be(file, settings) {
+        Ok(placed) => json!({"runs": true, "plan": placed.plan_json(), "plugins": placed.plugins_json()}),
         Err(error) => json!({"runs": false, "reason": format!("{error:#}")}),
     }
 }
 
-fn placement_text(args: &InspectArgs, options: TokenizerOptions, settings: &Settings) -> String {
-    match place(args, options, settings) {
-        Ok(running) => format!("would run:\n{}", indented(&running.placement_table())),
+fn placement_text(file: &GgufFile, settings: &Settings) -> String {
+    match Placed::would_be(file, settings) {
+        Ok(placed) => format!("would run:\n{}", indented(&placed.table())),
         Err(error) => format!("cannot run here: {error:#}"),
     }
 }

@@ -5,6 +5,7 @@ mod chat;
 mod completions;
 mod config;
 mod conformance;
+mod diverge;
 mod inspect;
 mod plugins;
 mod run;

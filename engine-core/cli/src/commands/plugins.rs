@@ -23,6 +23,7 @@ pub(super) fn plugins(global: &Global, command: &PluginsCommand) -> Result<ExitC
         }
         PluginsCommand::Doctor(search) => doctor(global, search),
         PluginsCommand::Conformance(args) => super::conformance::conformance(args),
+        PluginsCommand::Diverge(args) => super::diverge::diverge(global, args),
     }
 }
 

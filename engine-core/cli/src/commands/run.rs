@@ -98,8 +98,8 @@ pub(super) fn report(running: &Running, generation: &Generation) -> Value {
         (&mut object, serde_json::to_value(generation))
     {
         object.extend(generated);
-        object.insert("plan".into(), running.plan_json());
-        object.insert("plugins".into(), running.plugins_json());
+        object.insert("plan".into(), running.placed.plan_json());
+        object.insert("plugins".into(), running.placed.plugins_json());
     }
     object
 }

@@ -48,7 +48,7 @@ pub(super) fn score(global: &Global, args: &ScoreArgs) -> Result<()> {
     let width = running.engine.model().sampleable_vocab;
     // Positions are written as they come: all logits of a long text need not fit into memory.
     let head = serde_json::json!({
-        "model": running.model_json(), "plan": running.plan_json(), "plugins": running.plugins_json(), "ids": ids,
+        "model": running.model_json(), "plan": running.placed.plan_json(), "plugins": running.placed.plugins_json(), "ids": ids,
     });
     let head = serde_json::to_string(&head)?;
     let mut written = Ok(());

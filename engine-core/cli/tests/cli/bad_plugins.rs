@@ -11,6 +11,7 @@ pub(crate) fn tests() -> Vec<Test> {
         ("must_show_5_bad_libraries", must_show_5_bad_libraries),
         ("plugins_list_and_inspect", plugins_list_and_inspect),
         ("plugins_doctor_lists_every_place", plugins_doctor_lists_every_place),
+        ("plugins_conformance", plugins_conformance),
         ("trap_23_found_from_anywhere", trap_23_found_from_anywhere),
         ("trap_23_nothing_found", trap_23_nothing_found),
         ("trap_24_one_bad_plugin_stops_no_other", trap_24_one_bad_plugin_stops_no_other),
@@ -117,6 +118,14 @@ fn plugins_doctor_lists_every_place() {
     }
     let value = run(&["plugins", "doctor", "--json"]).json();
     assert!(value["searched"].is_array() && value["plugins"].is_array(), "{value}");
+}
+
+fn plugins_conformance() {
+    let outcome = run(&["plugins", "conformance", "cache/lru"]);
+    assert_eq!(outcome.code, 0, "{}{}", outcome.stdout, outcome.stderr);
+    assert!(outcome.stdout.contains("cache plug-in `lru`"), "{}", outcome.stdout);
+    run(&["plugins", "conformance", "/nonexistent/libx.so"]).fails_with(&["/nonexistent/libx.so"]);
+    run(&["plugins", "conformance", "cache/lru", "--set", "x"]).ends_with(2, &["KEY=VALUE"]);
 }
 
 fn trap_23_found_from_anywhere() {

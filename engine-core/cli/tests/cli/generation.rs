@@ -11,6 +11,7 @@ pub(crate) fn tests() -> Vec<Test> {
         ("run_prints_only_the_text", run_prints_only_the_text),
         ("run_json_equals_the_reference", run_json_equals_the_reference),
         ("must_show_3_same_ids_everywhere", must_show_3_same_ids_everywhere),
+        ("active_neurons_are_counted", active_neurons_are_counted),
         ("must_show_3_the_library_is_mapped", must_show_3_the_library_is_mapped),
         ("prompt_from_file_and_standard_input", prompt_from_file_and_standard_input),
         ("trap_15_text_round_trips", trap_15_text_round_trips),
@@ -81,6 +82,15 @@ fn must_show_3_same_ids_everywhere() {
     assert_eq!(wanted, with(&["--threads", "1", "--storage", "ram"]));
     assert_eq!(wanted, with(&["--batch", "3"]));
     assert_eq!(wanted, with(&["--sparsity", "dense"]));
+}
+
+fn active_neurons_are_counted() {
+    let base = ["-p", PROMPT, "-n", "16", "--temp", "0", "--sparsity", "gate-first"];
+    let value = generate(&[&base[..], &["--count-active"]].concat());
+    let shares = value["statistics"]["active_neurons"].as_array().unwrap();
+    assert_eq!(shares.len(), 8);
+    assert!(shares.iter().all(|share| (0.001..0.5).contains(&share.as_f64().unwrap())), "{shares:?}");
+    assert_eq!(value["ids"], generate(&base)["ids"]);
 }
 
 fn must_show_3_the_library_is_mapped() {

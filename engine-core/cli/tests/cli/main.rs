@@ -7,7 +7,10 @@
 mod bad_files;
 mod bad_plugins;
 mod chat;
+mod diverge;
 mod generation;
+mod linked_in;
+mod processor;
 mod program;
 mod surface;
 
@@ -15,8 +18,16 @@ use libtest_mimic::{Arguments, Trial};
 
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
-    let all =
-        [surface::tests(), generation::tests(), chat::tests(), bad_files::tests(), bad_plugins::tests()];
+    let all = [
+        surface::tests(),
+        generation::tests(),
+        chat::tests(),
+        bad_files::tests(),
+        bad_plugins::tests(),
+        linked_in::tests(),
+        processor::tests(),
+        diverge::tests(),
+    ];
     let trials: Vec<Trial> = all
         .into_iter()
         .flatten()
@@ -36,12 +47,23 @@ fn main() -> std::process::ExitCode {
             };
             Trial::test(name, run).with_ignored_flag(ignored).with_kind(kind)
         }))
+        .chain(processor::tests_where_allowed().into_iter().map(|(name, lacking, test)| {
+            let run = move || {
+                test();
+                Ok(())
+            };
+            let ignored = lacking.is_some();
+            Trial::test(name, run).with_ignored_flag(ignored).with_kind(lacking.unwrap_or_default())
+        }))
         .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 /// A test that needs a model which is not part of the sources: its name, the model's file, the test.
 type ModelTest = (&'static str, &'static str, fn(&str));
+
+/// A test that needs something of the system: its name, what is lacking, the test.
+type SystemTest = (&'static str, Option<String>, fn());
 
 /// A test by its name.
 type Test = (&'static str, fn());

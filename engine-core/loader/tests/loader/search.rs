@@ -92,7 +92,7 @@ fn a_failed_search_says_where_it_looked() {
         manifests: ROOT/no-manifests: No such file or directory (os error 2)
         beside the program: ROOT/bin: No such file or directory (os error 2)
         beside the program: ROOT/lib/thermocline: No such file or directory (os error 2)
-      hint: name the file or its folder under `paths` in [plugins] of the config, or in THERMOCLINE_PLUGIN_PATH; its usual name is libthermocline_*_fixtur.so
+      hint: name the file or its folder under `paths` in [plugins] of the config, or in THERMOCLINE_PLUGIN_PATH; its usual name is libthermocline_cache_fixtur.so
     ");
     let message = message(catalogue.open_compute("cpu", &Default::default()).err());
     assert!(message.starts_with("there is no compute plug-in `cpu`; no compute plug-in was found at all"));

@@ -26,7 +26,12 @@ pub(super) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    pub(super) fn new(options: GraphOptions<'a>, places: &'a Places, capacity: u32, many_tokens: bool) -> Self {
+    pub(super) fn new(
+        options: GraphOptions<'a>,
+        places: &'a Places,
+        capacity: u32,
+        many_tokens: bool,
+    ) -> Self {
         Builder {
             options,
             places,
@@ -71,8 +76,7 @@ impl<'a> Builder<'a> {
         if let Some(&slot) = self.constants.get(&tensor.name) {
             return Ok(slot);
         }
-        let shape =
-            TensorType::matrix(tensor.dtype, rows, columns).map_err(refused(self.options.model))?;
+        let shape = TensorType::matrix(tensor.dtype, rows, columns).map_err(refused(self.options.model))?;
         let role = SlotRole::Constant(self.places.of(tensor));
         let slot = self.list.fixed(&tensor.name, role, shape);
         self.constants.insert(tensor.name.clone(), slot);
@@ -105,7 +109,13 @@ impl<'a> Builder<'a> {
         let tensor = TensorType::strided(DType::F32, self.list.token_capacity.into(), columns, stride)
             .map_err(refused(model))?;
         let name = "residual".to_owned();
-        Ok(self.list.add_slot(Slot { name, role: SlotRole::State, place: Place::Device, tensor, per_token: true }))
+        Ok(self.list.add_slot(Slot {
+            name,
+            role: SlotRole::State,
+            place: Place::Device,
+            tensor,
+            per_token: true,
+        }))
     }
 
     /// A slot in host memory with a row per token.
@@ -157,8 +167,7 @@ impl<'a> Builder<'a> {
     ) -> Result<()> {
         let weight = self.vector(weight)?;
         let epsilon = self.options.model.rms_epsilon;
-        let kind =
-            OperationKind::Norm { norm: NormKind::Rms, epsilon, input, weight, bias: None, output };
+        let kind = OperationKind::Norm { norm: NormKind::Rms, epsilon, input, weight, bias: None, output };
         self.push(label, kind);
         Ok(())
     }

@@ -15,7 +15,11 @@ pub(super) fn emit(builder: &mut Builder<'_>, index: usize, normed: SlotId, resi
     let label = |part: &str| format!("blk.{index}.{part}");
     let plan = builder.options.plan;
     let Some(shares) = plan.get(index).map(|layer| &layer.ffn) else {
-        return Err(unsupported(builder, format!("a plan without layer {index}"), "make a plan for this model"));
+        return Err(unsupported(
+            builder,
+            format!("a plan without layer {index}"),
+            "make a plan for this model",
+        ));
     };
     // The predictor is fed the residual, so it runs before anything is added to that.
     let mut thresholds = shares.iter().filter_map(|share| match share.sparsity {

@@ -35,7 +35,8 @@ fn attention(builder: &mut Builder<'_>, index: usize, normed: SlotId, residual: 
     let heads = size(model, "attention.head_count", attention.n_head)?;
     let kv_heads = size(model, "attention.head_count_kv", attention.n_head_kv)?;
     let head_dim = size(model, "attention.key_length", attention.head_dim)?;
-    let (width, kv_width) = (u64::from(heads) * u64::from(head_dim), u64::from(kv_heads) * u64::from(head_dim));
+    let (width, kv_width) =
+        (u64::from(heads) * u64::from(head_dim), u64::from(kv_heads) * u64::from(head_dim));
 
     let query = builder.scratch("query", width)?;
     let key = builder.scratch("key", kv_width)?;
@@ -104,7 +105,14 @@ fn scaling(model: &ModelDescription) -> Result<RopeScaling> {
     Ok(match model.rope.scaling {
         model::RopeScaling::None => RopeScaling::None,
         model::RopeScaling::Linear { factor } => RopeScaling::Linear { factor },
-        model::RopeScaling::Yarn { factor, original_context, ext_factor, attn_factor, beta_fast, beta_slow } => {
+        model::RopeScaling::Yarn {
+            factor,
+            original_context,
+            ext_factor,
+            attn_factor,
+            beta_fast,
+            beta_slow,
+        } => {
             if ext_factor == 0.0 && attn_factor == 1.0 {
                 return Ok(RopeScaling::Linear { factor });
             }

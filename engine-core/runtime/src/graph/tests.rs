@@ -36,8 +36,17 @@ fn a_layer_is_attention_then_feed_forward() {
     assert_eq!(labels[..3], ["ids", "token_embd", "blk.0.attn_norm"]);
     let layer: Vec<&str> = labels.iter().filter_map(|label| label.strip_prefix("blk.7.")).collect();
     let wanted = [
-        "attn_norm", "attn_q", "attn_k", "attn_v", "rope_q", "rope_k", "kv_append", "attention", "attn_output",
-        "ffn_norm", "ffn",
+        "attn_norm",
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "rope_q",
+        "rope_k",
+        "kv_append",
+        "attention",
+        "attn_output",
+        "ffn_norm",
+        "ffn",
     ];
     assert_eq!(layer, wanted);
     assert_eq!(labels[labels.len() - 3..], ["output_norm", "output", "logits"]);
@@ -140,7 +149,8 @@ fn arithmetic_follows_options_and_dtypes() {
     let arithmetic = |model: &ModelDescription, activations, label: &str| {
         let options = GraphOptions { activations, ..options(model, &plan) };
         let graph = step(options, &Places::nowhere()).unwrap();
-        let operation = graph.list.operations.iter().find(|operation| operation.label == label).unwrap().clone();
+        let operation =
+            graph.list.operations.iter().find(|operation| operation.label == label).unwrap().clone();
         (operation.arithmetic.input, operation.arithmetic.hidden)
     };
     use Quantization::{Int8Blocks, None};

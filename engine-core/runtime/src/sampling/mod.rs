@@ -68,7 +68,10 @@ impl SamplingOptions {
             if (least..=most).contains(&value) {
                 return Ok(());
             }
-            Err(RuntimeError::Option { option, problem: format!("is {value}; {least} to {most} is accepted") })
+            Err(RuntimeError::Option {
+                option,
+                problem: format!("is {value}; {least} to {most} is accepted"),
+            })
         };
         within("temperature", self.temperature, 0.0, 1e9)?;
         within("top_p", self.top_p, 0.0, 1.0)?;

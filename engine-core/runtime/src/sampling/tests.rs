@@ -52,7 +52,8 @@ fn seeds_repeat_and_differ() {
 #[test]
 fn golden_draws() {
     // From the formulas, computed apart in Python; a change of order, arithmetic or generator shows here.
-    let all = SamplingOptions { temperature: 0.8, top_k: 4, top_p: 0.9, min_p: 0.05, seed: Some(42), ..options() };
+    let all =
+        SamplingOptions { temperature: 0.8, top_k: 4, top_p: 0.9, min_p: 0.05, seed: Some(42), ..options() };
     assert_eq!(draws(all, &LOGITS, 16), [3, 1, 2, 3, 3, 3, 1, 3, 1, 2, 3, 3, 3, 1, 1, 3]);
 }
 

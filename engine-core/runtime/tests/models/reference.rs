@@ -30,7 +30,8 @@ pub(crate) fn trials() -> Vec<Trial> {
                 SparsityChoice::GateFirst => "gate-first",
                 _ => "dense",
             };
-            let trial = format!("reference::{name}::{}::{}::{policy}", setup.device, setup.activations.name());
+            let trial =
+                format!("reference::{name}::{}::{}::{policy}", setup.device, setup.activations.name());
             let files = [model.clone(), reference.clone()];
             let (model, reference) = (model.clone(), reference.clone());
             trials.push(trial_with(trial, &files, move || follows(setup, &model, &reference)));
@@ -77,7 +78,9 @@ fn check_top_ten(session: &Session, top: &Value, limit: f64) -> Outcome {
     for pair in top {
         let (id, wanted) = (number(&pair[0])? as usize, number(&pair[1])?);
         let found = f64::from(session.logits()[id]);
-        ensure((found - wanted).abs() <= limit * largest, || format!("logit of {id}: {found}, wanted {wanted}"))?;
+        ensure((found - wanted).abs() <= limit * largest, || {
+            format!("logit of {id}: {found}, wanted {wanted}")
+        })?;
     }
     Ok(())
 }

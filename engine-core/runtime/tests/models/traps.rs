@@ -2,9 +2,9 @@
 
 use crate::stack::{Outcome, Setup, ensure, story};
 use engine_runtime::{Activations, RuntimeError, SparsityChoice};
+use formats::gguf::GgufWriter;
 use formats::gguf::{Array, StringArray, Value};
 use formats::{GgufFile, TensorInfo};
-use formats::gguf::GgufWriter;
 use libtest_mimic::Trial;
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -24,7 +24,9 @@ fn ids_past_the_list() -> Outcome {
     }
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("fewer.gguf");
-    GgufWriter::copy_of(&file).set("tokenizer.ggml.tokens", Value::Array(Array::Strings(fewer))).write(&path)?;
+    GgufWriter::copy_of(&file)
+        .set("tokenizer.ggml.tokens", Value::Array(Array::Strings(fewer)))
+        .write(&path)?;
     let mut session = Setup::on("cpu").load(&path)?.session()?;
     session.prefill(&[1, 2, 3])?;
     let (all, sampleable) = (session.logits().len(), session.sampleable_logits().len());
@@ -47,7 +49,9 @@ fn separate_head() -> Outcome {
     let (tied, untied) = (Setup::on("cpu").load(&story())?, Setup::on("cpu").load(&path)?);
     let bytes = untied.weight_bytes() - tied.weight_bytes();
     ensure(bytes == TensorInfo::byte_len(table), || format!("a head of its own adds {bytes} bytes"))?;
-    ensure(untied.weight_bytes_per_token() == tied.weight_bytes_per_token(), || "bytes per token differ".into())?;
+    ensure(untied.weight_bytes_per_token() == tied.weight_bytes_per_token(), || {
+        "bytes per token differ".into()
+    })?;
     let wanted: Vec<f32> = tied.session()?.prefill(&[1, 2, 3])?.iter().map(|logit| -logit).collect();
     ensure(untied.session()?.prefill(&[1, 2, 3])? == wanted, || "output.weight is not used".into())
 }

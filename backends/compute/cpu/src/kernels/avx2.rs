@@ -1,33 +1,73 @@
 //! The tier of x86-64 processors with AVX2, FMA and F16C (Intel since Haswell, AMD since Excavator).
 
 use core::arch::x86_64::*;
+use core::marker::PhantomData;
 
 use super::simd::Simd;
 
-/// Proof that AVX2, FMA and F16C were detected, in the processor and in the state that the system saves.
-#[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
+/// How a tier multiplies bytes.
+pub(super) trait BytesDot: Copy + Send + Sync + 'static {
+    /// See [`Simd::dot_bytes`]; the results are still integers.
+    ///
+    /// # Safety
+    /// The processor has the tier's instructions.
+    unsafe fn dot(weight: __m256i, activation: __m256i) -> __m256i;
+}
 
-/// Whether this tier can run here; the macro asks XGETBV too, so a system that does not save the registers says no.
-pub(crate) fn detected() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+/// Proof that AVX2, FMA and F16C, and what `D` needs beyond them, were detected, in the processor and in the state
+/// that the system saves.
+#[derive(Clone, Copy)]
+pub(super) struct Vectors<D>(PhantomData<D>);
+
+impl<D> Vectors<D> {
+    /// For the tiers' entry points, which run after detection only.
+    pub(super) const DETECTED: Vectors<D> = Vectors(PhantomData);
+}
+
+/// AVX2's products: pairs in 16 bits, then pairs of pairs.
+#[derive(Clone, Copy)]
+pub(super) struct Pairs;
+
+type Avx2 = Vectors<Pairs>;
+
+/// What this tier needs and this machine lacks; the macro asks XGETBV too, so a system that does not save the
+/// registers lacks the feature.
+pub(crate) fn missing() -> Vec<&'static str> {
+    super::missing!(is_x86_feature_detected: "avx2", "fma", "f16c")
 }
 
 macro_rules! wide {
     ($($body:tt)*) => {
-        // SAFETY: an `Avx2` value exists only where its features were detected; what the pointers of the memory
+        // SAFETY: a `Vectors` value exists only where its features were detected; what the pointers of the memory
         // operations need is their callers' promise.
         unsafe { $($body)* }
     };
 }
 
-impl Simd for Avx2 {
+impl BytesDot for Pairs {
+    #[inline(always)]
+    unsafe fn dot(weight: __m256i, activation: __m256i) -> __m256i {
+        wide!({
+            // |weight| is at most 128 and |activation| 127, so a pair is at most 32512: no saturation.
+            let magnitude = _mm256_sign_epi8(weight, weight);
+            let signed = _mm256_sign_epi8(activation, weight);
+            let pairs = _mm256_maddubs_epi16(magnitude, signed);
+            _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+        })
+    }
+}
+
+impl<D: BytesDot> Simd for Vectors<D> {
     type V = __m256;
     type B = __m256i;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m256 {
         wide!(_mm256_set1_ps(x))
+    }
+    #[inline(always)]
+    fn halves(self, low: f32, high: f32) -> __m256 {
+        wide!(_mm256_set_m128(_mm_set1_ps(high), _mm_set1_ps(low)))
     }
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m256 {
@@ -48,6 +88,14 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn f16(self, bits: u16) -> f32 {
         wide!(_mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits)))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> __m256 {
+        wide!({
+            let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+        })
     }
 
     #[inline(always)]
@@ -127,8 +175,28 @@ impl Simd for Avx2 {
         wide!({
             let codes = _mm_loadu_si128(p.cast());
             let both = _mm256_set_m128i(_mm_srli_epi16::<4>(codes), codes);
-            _mm256_sub_epi8(_mm256_and_si256(both, _mm256_set1_epi8(15)), _mm256_set1_epi8(8))
+            _mm256_and_si256(both, _mm256_set1_epi8(15))
         })
+    }
+    #[inline(always)]
+    fn splat_byte(self, x: i8) -> __m256i {
+        wide!(_mm256_set1_epi8(x))
+    }
+    #[inline(always)]
+    fn sub_bytes(self, a: __m256i, b: __m256i) -> __m256i {
+        wide!(_mm256_sub_epi8(a, b))
+    }
+    #[inline(always)]
+    fn bits(self, b: __m256i, shift: u32, mask: u8) -> __m256i {
+        wide!({
+            // The mask drops what a 16-bit shift brings in from the neighbour.
+            let shifted = _mm256_srl_epi16(b, _mm_cvtsi32_si128(shift as i32));
+            _mm256_and_si256(shifted, _mm256_set1_epi8(mask as i8))
+        })
+    }
+    #[inline(always)]
+    fn join_nibbles(self, low: __m256i, high: __m256i) -> __m256i {
+        wide!(_mm256_or_si256(low, _mm256_slli_epi16::<4>(high)))
     }
     #[inline(always)]
     fn widen(self, b: __m256i) -> [__m256; 4] {
@@ -161,14 +229,8 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn dot_bytes(self, weight: __m256i, activation: __m256i) -> __m256 {
-        wide!({
-            // |weight| is at most 128 and |activation| 127, so a pair is at most 32512: no saturation.
-            let magnitude = _mm256_sign_epi8(weight, weight);
-            let signed = _mm256_sign_epi8(activation, weight);
-            let pairs = _mm256_maddubs_epi16(magnitude, signed);
-            _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        })
+        wide!(_mm256_cvtepi32_ps(D::dot(weight, activation)))
     }
 }
 
-super::kernel_table!(Avx2, Avx2(()), "avx2", "avx2,fma,f16c");
+super::kernel_table!(Avx2, Avx2::DETECTED, "avx2", "avx2,fma,f16c");

@@ -1,6 +1,7 @@
 //! How each weight type's rows become vectors: one small implementation per type, used by every kernel.
 //!
-//! A further type is a variant of [`WeightType`], a [`Format`] and a row in [`with_format`].
+//! A further type is a variant of [`WeightType`], a [`Format`] (a quantised one: an
+//! [`IntegerFormat`](super::quantised::IntegerFormat)) and a row in [`with_format`].
 
 use engine_core::DType;
 
@@ -13,16 +14,32 @@ pub(crate) enum WeightType {
     F32,
     /// See [`DType::F16`].
     F16,
-    /// See [`DType::Q8_0`].
-    Q8_0,
     /// See [`DType::Q4_0`].
     Q4_0,
+    /// See [`DType::Q4_1`].
+    Q4_1,
+    /// See [`DType::Q8_0`].
+    Q8_0,
+    /// See [`DType::Q4K`].
+    Q4K,
+    /// See [`DType::Q6K`].
+    Q6K,
+    /// See [`DType::BF16`].
+    BF16,
 }
 
 impl WeightType {
     /// Those with kernels, in order of the dtype's code.
-    pub(crate) const ALL: [WeightType; 4] =
-        [WeightType::F32, WeightType::F16, WeightType::Q4_0, WeightType::Q8_0];
+    pub(crate) const ALL: [WeightType; 8] = [
+        WeightType::F32,
+        WeightType::F16,
+        WeightType::Q4_0,
+        WeightType::Q4_1,
+        WeightType::Q8_0,
+        WeightType::Q4K,
+        WeightType::Q6K,
+        WeightType::BF16,
+    ];
 
     /// The kernels' type for a dtype, if it has kernels.
     pub(crate) fn of(dtype: DType) -> Option<WeightType> {
@@ -34,23 +51,24 @@ impl WeightType {
         match self {
             WeightType::F32 => DType::F32,
             WeightType::F16 => DType::F16,
-            WeightType::Q8_0 => DType::Q8_0,
             WeightType::Q4_0 => DType::Q4_0,
+            WeightType::Q4_1 => DType::Q4_1,
+            WeightType::Q8_0 => DType::Q8_0,
+            WeightType::Q4K => DType::Q4K,
+            WeightType::Q6K => DType::Q6K,
+            WeightType::BF16 => DType::BF16,
         }
     }
 
     /// Whether it meets int8 activations as integers. Unquantised weights meet them as f32 products of `scale x code`.
     pub(crate) fn has_integer_dot(self) -> bool {
-        matches!(self, WeightType::Q8_0 | WeightType::Q4_0)
+        !matches!(self, WeightType::F32 | WeightType::F16 | WeightType::BF16)
     }
 }
 
 /// A weight type's row as vectors. `block` counts 32 elements.
 pub(crate) trait Format: Copy {
-    /// Bytes of 32 elements.
-    const BYTES: usize;
-
-    /// Elements `32 block..32 block + 32`, as f32 without rounding.
+    /// Elements `32 block..32 block + 32`, as f32, rounded once at most.
     ///
     /// # Safety
     /// The row has that block.
@@ -64,36 +82,22 @@ pub(crate) trait Format: Copy {
     unsafe fn tail<S: Simd>(s: S, row: *const u8, start: usize, n: usize) -> S::V;
 }
 
-/// A quantised type whose blocks of 32 are one scale and integer codes.
-pub(crate) trait IntegerFormat: Format {
-    /// The block's codes and scale.
-    ///
-    /// # Safety
-    /// The row has that block.
-    unsafe fn codes<S: Simd>(s: S, row: *const u8, block: usize) -> (S::B, f32);
-}
-
 /// f32 rows.
 #[derive(Clone, Copy)]
 pub(crate) struct F32;
 /// f16 rows.
 #[derive(Clone, Copy)]
 pub(crate) struct F16;
-/// Q8_0 rows.
+/// bf16 rows.
 #[derive(Clone, Copy)]
-pub(crate) struct Q8;
-/// Q4_0 rows.
-#[derive(Clone, Copy)]
-pub(crate) struct Q4;
+pub(crate) struct BF16;
 
 impl Format for F32 {
-    const BYTES: usize = 128;
-
     #[inline(always)]
     unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4] {
         // SAFETY: the caller's row has the block.
         unsafe {
-            let p = row.add(block * Self::BYTES).cast::<f32>();
+            let p = row.cast::<f32>().add(block * BLOCK);
             [s.load(p), s.load(p.add(LANES)), s.load(p.add(2 * LANES)), s.load(p.add(3 * LANES))]
         }
     }
@@ -106,13 +110,11 @@ impl Format for F32 {
 }
 
 impl Format for F16 {
-    const BYTES: usize = 64;
-
     #[inline(always)]
     unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4] {
         // SAFETY: the caller's row has the block.
         unsafe {
-            let p = row.add(block * Self::BYTES).cast::<u16>();
+            let p = row.cast::<u16>().add(block * BLOCK);
             [
                 s.load_f16(p),
                 s.load_f16(p.add(LANES)),
@@ -129,46 +131,27 @@ impl Format for F16 {
     }
 }
 
-macro_rules! integer_block_format {
-    ($format:ty, $bytes:literal, $s:ident, $codes:ident => $load:expr, $widened:expr) => {
-        impl Format for $format {
-            const BYTES: usize = $bytes;
-
-            #[inline(always)]
-            unsafe fn vectors<S: Simd>($s: S, row: *const u8, block: usize) -> [S::V; 4] {
-                // SAFETY: the caller's row has the block: two bytes of scale, then the codes.
-                let (scale, [a, b, c, d]) = unsafe {
-                    let p = row.add(block * Self::BYTES);
-                    let scale = $s.f16(p.cast::<u16>().read_unaligned());
-                    let $codes = p.add(2);
-                    ($s.splat(scale), $widened)
-                };
-                // An 11-bit scale times an 8-bit code fits f32's 24 bits: nothing is rounded.
-                [$s.mul(a, scale), $s.mul(b, scale), $s.mul(c, scale), $s.mul(d, scale)]
-            }
-
-            #[inline(always)]
-            unsafe fn tail<S: Simd>(s: S, _: *const u8, _: usize, _: usize) -> S::V {
-                s.splat(0.0)
-            }
+impl Format for BF16 {
+    #[inline(always)]
+    unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4] {
+        // SAFETY: the caller's row has the block.
+        unsafe {
+            let p = row.cast::<u16>().add(block * BLOCK);
+            [
+                s.load_bf16(p),
+                s.load_bf16(p.add(LANES)),
+                s.load_bf16(p.add(2 * LANES)),
+                s.load_bf16(p.add(3 * LANES)),
+            ]
         }
+    }
 
-        impl IntegerFormat for $format {
-            #[inline(always)]
-            unsafe fn codes<S: Simd>($s: S, row: *const u8, block: usize) -> (S::B, f32) {
-                // SAFETY: the caller's row has the block: two bytes of scale, then the codes.
-                unsafe {
-                    let p = row.add(block * Self::BYTES);
-                    let scale = $s.f16(p.cast::<u16>().read_unaligned());
-                    let $codes = p.add(2);
-                    ($load, scale)
-                }
-            }
-        }
-    };
+    #[inline(always)]
+    unsafe fn tail<S: Simd>(s: S, row: *const u8, start: usize, n: usize) -> S::V {
+        // SAFETY: the caller's row has the elements.
+        unsafe { s.load_bf16_part(row.cast::<u16>().add(start), n) }
+    }
 }
-integer_block_format!(Q8, 34, s, p => s.load_bytes(p.cast()), s.load_widened(p.cast()));
-integer_block_format!(Q4, 18, s, p => s.load_nibbles(p), s.widen(s.load_nibbles(p)));
 
 /// Evaluates an expression with `$format` bound to the [`Format`] of a [`WeightType`].
 macro_rules! with_format {
@@ -182,12 +165,28 @@ macro_rules! with_format {
                 use $crate::kernels::format::F16 as $format;
                 $body
             }
-            $crate::kernels::format::WeightType::Q8_0 => {
-                use $crate::kernels::format::Q8 as $format;
+            $crate::kernels::format::WeightType::BF16 => {
+                use $crate::kernels::format::BF16 as $format;
                 $body
             }
             $crate::kernels::format::WeightType::Q4_0 => {
-                use $crate::kernels::format::Q4 as $format;
+                use $crate::kernels::quantised::Q4 as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::Q4_1 => {
+                use $crate::kernels::quantised::Q4Min as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::Q8_0 => {
+                use $crate::kernels::quantised::Q8 as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::Q4K => {
+                use $crate::kernels::quantised::Q4K as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::Q6K => {
+                use $crate::kernels::quantised::Q6K as $format;
                 $body
             }
         }
@@ -197,15 +196,29 @@ macro_rules! with_format {
 macro_rules! with_integer_format {
     ($weight_type:expr, $format:ident => $body:expr, else $other:expr) => {
         match $weight_type {
-            $crate::kernels::format::WeightType::Q8_0 => {
-                use $crate::kernels::format::Q8 as $format;
-                $body
-            }
             $crate::kernels::format::WeightType::Q4_0 => {
-                use $crate::kernels::format::Q4 as $format;
+                use $crate::kernels::quantised::Q4 as $format;
                 $body
             }
-            $crate::kernels::format::WeightType::F32 | $crate::kernels::format::WeightType::F16 => $other,
+            $crate::kernels::format::WeightType::Q4_1 => {
+                use $crate::kernels::quantised::Q4Min as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::Q8_0 => {
+                use $crate::kernels::quantised::Q8 as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::Q4K => {
+                use $crate::kernels::quantised::Q4K as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::Q6K => {
+                use $crate::kernels::quantised::Q6K as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::F32
+            | $crate::kernels::format::WeightType::F16
+            | $crate::kernels::format::WeightType::BF16 => $other,
         }
     };
 }

@@ -4,8 +4,9 @@
 //! changes no lane. Blocks without a participant are not read; in the others a lane that takes no part is masked, so a
 //! weight that is not finite there does not reach the sum.
 
-use super::format::{Format, IntegerFormat, Matrix, with_format, with_integer_format};
+use super::format::{Format, Matrix, with_format, with_integer_format};
 use super::matmul::Input;
+use super::quantised::{IntegerFormat, add_product, lane_sums};
 use super::simd::{BLOCK, LANES, Simd};
 
 /// One masked product.
@@ -93,9 +94,9 @@ unsafe fn dot_int8<S: Simd, F: IntegerFormat>(
         let block = block as usize;
         // SAFETY: the block lies within the row and the activations; quantised rows are whole blocks.
         unsafe {
-            let (w, scale) = F::codes(s, row, block);
-            let products = s.dot_bytes(w, s.load_bytes(codes.add(block * BLOCK)));
-            sum = s.fma(products, s.splat(scale * *scales.add(block)), sum);
+            let x = s.load_bytes(codes.add(block * BLOCK));
+            let activation = (x, *scales.add(block), lane_sums::<S, F>(s, x));
+            sum = add_product::<S, F>(s, F::codes(s, row, block), activation, sum);
         }
     }
     s.sum(sum)

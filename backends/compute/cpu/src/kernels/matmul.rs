@@ -4,8 +4,10 @@
 //! is unpacked once (to f32, or to codes and scales), then walked by a register block of rows x tokens. Both keep the
 //! one accumulator per output that the parent module describes, so a token's result does not depend on its batch.
 
-use super::format::{Format, IntegerFormat, Matrix, with_format, with_integer_format};
+use super::format::{Format, Matrix, with_format, with_integer_format};
+use super::quantised::{IntegerFormat, Second, add_product, lane_sums};
 use super::simd::{BLOCK, LANES, Simd};
+use super::squares;
 
 /// Which rows to compute.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +83,7 @@ impl Matmul<'_> {
     /// # Safety
     /// `out` and `bias` have the element.
     #[inline(always)]
-    unsafe fn put(&self, row: usize, token: usize, mut value: f32) {
+    pub(super) unsafe fn put(&self, row: usize, token: usize, mut value: f32) {
         // SAFETY: the caller's promise.
         unsafe {
             if !self.bias.is_null() {
@@ -157,10 +159,50 @@ pub(crate) unsafe fn matmul<S: Simd>(s: S, job: &Matmul<'_>, tile: &mut Tile) {
     }
 }
 
+/// Asks for the line at `p` ahead of its use. Rows of narrow models are shorter than what hardware prefetchers need to
+/// find their stride, so decode would wait for memory at the start of every row.
+#[inline(always)]
+fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint; it reads nothing and faults for no address. SSE is x86-64's baseline.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        core::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly));
+    }
+}
+
+/// Rows that will be needed soon, and the bytes of 32 elements in them.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead<const R: usize> {
+    rows: [*const u8; R],
+    step: usize,
+}
+
+impl<const R: usize> Ahead<R> {
+    /// Rows `i..i + R` of the job, where it has that many left; otherwise its last row.
+    #[inline(always)]
+    fn of(job: &Matmul<'_>, i: usize) -> Ahead<R> {
+        let last = job.rows.len() - 1;
+        let rows = std::array::from_fn(|r| job.weight.row(job.rows.get((i + r).min(last))));
+        Ahead { rows, step: job.weight.stride / job.weight.columns.div_ceil(BLOCK).max(1) }
+    }
+
+    /// Asks for block `block` of row `r`.
+    #[inline(always)]
+    pub(super) fn fetch(&self, r: usize, block: usize) {
+        prefetch(self.rows[r].wrapping_add(block * self.step));
+    }
+}
+
 #[inline(always)]
 unsafe fn dot_f32<S: Simd, F: Format, const R: usize>(
     s: S,
     rows: [*const u8; R],
+    next: Ahead<R>,
     x: *const f32,
     n: usize,
 ) -> [f32; R] {
@@ -171,6 +213,7 @@ unsafe fn dot_f32<S: Simd, F: Format, const R: usize>(
             let p = x.add(block * BLOCK);
             let x = [s.load(p), s.load(p.add(LANES)), s.load(p.add(2 * LANES)), s.load(p.add(3 * LANES))];
             for r in 0..R {
+                next.fetch(r, block);
                 let w = F::vectors(s, rows[r], block);
                 for i in 0..4 {
                     sums[r] = s.fma(w[i], x[i], sums[r]);
@@ -198,7 +241,7 @@ unsafe fn one_token_f32<S: Simd, F: Format>(s: S, job: &Matmul<'_>, x: *const f3
     unsafe {
         while i + 4 <= count {
             let rows = [job.rows.get(i), job.rows.get(i + 1), job.rows.get(i + 2), job.rows.get(i + 3)];
-            let sums = dot_f32::<S, F, 4>(s, rows.map(|r| job.weight.row(r)), x, n);
+            let sums = dot_f32::<S, F, 4>(s, rows.map(|r| job.weight.row(r)), Ahead::of(job, i + 4), x, n);
             for (row, sum) in rows.into_iter().zip(sums) {
                 job.put(row, 0, sum);
             }
@@ -206,7 +249,7 @@ unsafe fn one_token_f32<S: Simd, F: Format>(s: S, job: &Matmul<'_>, x: *const f3
         }
         while i < count {
             let row = job.rows.get(i);
-            let [sum] = dot_f32::<S, F, 1>(s, [job.weight.row(row)], x, n);
+            let [sum] = dot_f32::<S, F, 1>(s, [job.weight.row(row)], Ahead::of(job, i + 1), x, n);
             job.put(row, 0, sum);
             i += 1;
         }
@@ -217,6 +260,7 @@ unsafe fn one_token_f32<S: Simd, F: Format>(s: S, job: &Matmul<'_>, x: *const f3
 unsafe fn dot_int8<S: Simd, F: IntegerFormat, const R: usize>(
     s: S,
     rows: [*const u8; R],
+    next: Ahead<R>,
     codes: *const i8,
     scales: *const f32,
     n: usize,
@@ -227,9 +271,10 @@ unsafe fn dot_int8<S: Simd, F: IntegerFormat, const R: usize>(
         for block in 0..n / BLOCK {
             let x = s.load_bytes(codes.add(block * BLOCK));
             let scale = *scales.add(block);
+            let activation = (x, scale, lane_sums::<S, F>(s, x));
             for r in 0..R {
-                let (w, w_scale) = F::codes(s, rows[r], block);
-                sums[r] = s.fma(s.dot_bytes(w, x), s.splat(w_scale * scale), sums[r]);
+                next.fetch(r, block);
+                sums[r] = add_product::<S, F>(s, F::codes(s, rows[r], block), activation, sums[r]);
             }
         }
     }
@@ -249,7 +294,13 @@ unsafe fn one_token_int8<S: Simd, F: IntegerFormat>(
     unsafe {
         while i + 4 <= count {
             let rows = [job.rows.get(i), job.rows.get(i + 1), job.rows.get(i + 2), job.rows.get(i + 3)];
-            let sums = dot_int8::<S, F, 4>(s, rows.map(|r| job.weight.row(r)), codes, scales, n);
+            let starts = rows.map(|r| job.weight.row(r));
+            let next = Ahead::of(job, i + 4);
+            let sums = if S::SQUARES {
+                squares::column::<S, F>(s, starts, next, codes, scales, n)
+            } else {
+                dot_int8::<S, F, 4>(s, starts, next, codes, scales, n)
+            };
             for (row, sum) in rows.into_iter().zip(sums) {
                 job.put(row, 0, sum);
             }
@@ -257,7 +308,8 @@ unsafe fn one_token_int8<S: Simd, F: IntegerFormat>(
         }
         while i < count {
             let row = job.rows.get(i);
-            let [sum] = dot_int8::<S, F, 1>(s, [job.weight.row(row)], codes, scales, n);
+            let [sum] =
+                dot_int8::<S, F, 1>(s, [job.weight.row(row)], Ahead::of(job, i + 1), codes, scales, n);
             job.put(row, 0, sum);
             i += 1;
         }
@@ -266,14 +318,20 @@ unsafe fn one_token_int8<S: Simd, F: IntegerFormat>(
 
 /// Calls `$edge::<R, T>` for the rows and tokens that are left of a register block.
 macro_rules! register_block {
-    ($rows:expr, $tokens:expr, $edge:ident :: <$s:ident> $arguments:tt, [$($r:literal),*]) => {
+    ($rows:expr, $tokens:expr, $edge:ident :: <$($s:ident),+> $arguments:tt, [$($r:literal),*]) => {
+        register_block!(@ $rows, $tokens, $edge, ($($s),+), $arguments, [$($r),*])
+    };
+    (@ $rows:expr, $tokens:expr, $edge:ident, $types:tt, $arguments:tt, [$($r:literal),*]) => {
         match ($rows, $tokens) {
-            $( ($r, 4) => $edge::<$s, $r, 4>$arguments,
-               ($r, 3) => $edge::<$s, $r, 3>$arguments,
-               ($r, 2) => $edge::<$s, $r, 2>$arguments,
-               ($r, 1) => $edge::<$s, $r, 1>$arguments, )*
+            $( ($r, 4) => register_block!(= $edge, $types, $r, 4, $arguments),
+               ($r, 3) => register_block!(= $edge, $types, $r, 3, $arguments),
+               ($r, 2) => register_block!(= $edge, $types, $r, 2, $arguments),
+               ($r, 1) => register_block!(= $edge, $types, $r, 1, $arguments), )*
             _ => {}
         }
+    };
+    (= $edge:ident, ($($s:ident),+), $r:literal, $t:literal, $arguments:tt) => {
+        $edge::<$($s),+, $r, $t>$arguments
     };
 }
 
@@ -379,8 +437,8 @@ unsafe fn many_tokens_int8<S: Simd, F: IntegerFormat>(
 ) {
     let n = job.weight.columns;
     let blocks = n / BLOCK;
-    let most = tile_rows(n + blocks * 4);
-    tile.reserve(most * blocks, most * n);
+    let most = tile_rows(n + blocks * 8);
+    tile.reserve(most * blocks * 2, most * n);
     let mut first = 0;
     while first < job.rows.len() {
         let rows = most.min(job.rows.len() - first);
@@ -390,9 +448,10 @@ unsafe fn many_tokens_int8<S: Simd, F: IntegerFormat>(
             for block in 0..blocks {
                 // SAFETY: the row exists and has the block; so has its place in the tile.
                 unsafe {
-                    let (c, scale) = F::codes(s, row, block);
+                    let (c, [a, b]) = F::codes(s, row, block);
                     s.store_bytes(row_codes.add(block * BLOCK), c);
-                    tile.values[r * blocks + block] = scale;
+                    tile.values[(r * blocks + block) * 2] = a;
+                    tile.values[(r * blocks + block) * 2 + 1] = b;
                 }
             }
         }
@@ -401,13 +460,23 @@ unsafe fn many_tokens_int8<S: Simd, F: IntegerFormat>(
             let tokens = TOKENS.min(job.tokens - token);
             let mut r = 0;
             while r < rows {
-                let block = ROWS_INT8.min(rows - r);
-                let w = (tile.codes[r * n..].as_ptr(), tile.values[r * blocks..].as_ptr());
+                let block = if S::SQUARES { 4 } else { ROWS_INT8 }.min(rows - r);
+                let w = (tile.codes[r * n..].as_ptr(), tile.values[r * blocks * 2..].as_ptr());
                 // SAFETY: `block` rows of the tile and `tokens` rows of the input exist.
                 unsafe {
                     let x = (codes.add(token * stride), scales.add(token * (stride / BLOCK)));
                     let at = (first + r, token);
-                    register_block!(block, tokens, block_int8::<S>(s, job, at, w, x, stride), [2, 1]);
+                    if S::SQUARES {
+                        let size = (block, tokens);
+                        match (block > 2, tokens > 2) {
+                            (true, true) => squares::block::<S, F, 2, 2>(s, job, at, size, w, x, stride),
+                            (true, false) => squares::block::<S, F, 2, 1>(s, job, at, size, w, x, stride),
+                            (false, true) => squares::block::<S, F, 1, 2>(s, job, at, size, w, x, stride),
+                            (false, false) => squares::block::<S, F, 1, 1>(s, job, at, size, w, x, stride),
+                        }
+                    } else {
+                        register_block!(block, tokens, block_int8::<S, F>(s, job, at, w, x, stride), [2, 1]);
+                    }
                 }
                 r += block;
             }
@@ -418,7 +487,7 @@ unsafe fn many_tokens_int8<S: Simd, F: IntegerFormat>(
 }
 
 #[inline(always)]
-unsafe fn block_int8<S: Simd, const R: usize, const T: usize>(
+unsafe fn block_int8<S: Simd, F: IntegerFormat, const R: usize, const T: usize>(
     s: S,
     job: &Matmul<'_>,
     at: (usize, usize),
@@ -432,13 +501,20 @@ unsafe fn block_int8<S: Simd, const R: usize, const T: usize>(
     // SAFETY: the caller gives `R` rows of codes and scales and `T` rows of activations, whole blocks.
     unsafe {
         for block in 0..blocks {
+            let mut terms = [s.splat(0.0); T];
+            if F::SECOND == Second::Term {
+                for t in 0..T {
+                    terms[t] = lane_sums::<S, F>(s, s.load_bytes(x.0.add(t * stride + block * BLOCK)));
+                }
+            }
             for r in 0..R {
                 let codes = s.load_bytes(w.0.add(r * n + block * BLOCK));
-                let scale = *w.1.add(r * blocks + block);
+                let factors = w.1.add((r * blocks + block) * 2).cast::<[f32; 2]>().read();
                 for t in 0..T {
-                    let products = s.dot_bytes(codes, s.load_bytes(x.0.add(t * stride + block * BLOCK)));
-                    let scale = scale * *x.1.add(t * (stride / BLOCK) + block);
-                    sums[r][t] = s.fma(products, s.splat(scale), sums[r][t]);
+                    let activation = s.load_bytes(x.0.add(t * stride + block * BLOCK));
+                    let scale = *x.1.add(t * (stride / BLOCK) + block);
+                    let activation = (activation, scale, terms[t]);
+                    sums[r][t] = add_product::<S, F>(s, (codes, factors), activation, sums[r][t]);
                 }
             }
         }

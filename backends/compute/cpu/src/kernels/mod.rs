@@ -7,7 +7,8 @@
 //!
 //! # Sums
 //! An output element is one accumulator of eight lanes, walked over its row in order (element `i` belongs to lane
-//! `i % 8`; with int8 activations lane `i` of a block's four partial sums each), folded once at the end in a fixed
+//! `i % 8`; with int8 activations lane `i` has the exact sum of elements `4i..4i + 4` of each block, but see
+//! [`simd::Simd::SQUARES`]), folded once at the end in a fixed
 //! order. Speed comes from several outputs at a time, never from several accumulators per output, so the bits of an
 //! output depend on its row, its token and the tier, and on nothing else.
 
@@ -24,8 +25,10 @@ pub(crate) mod masked;
 pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod pointwise;
+pub(crate) mod quantised;
 pub(crate) mod rope;
 pub(crate) mod simd;
+mod squares;
 
 mod portable;
 #[cfg(test)]
@@ -33,6 +36,14 @@ mod tests;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod dotprod;
+#[cfg(target_arch = "aarch64")]
+mod i8mm;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use engine_core::{Error, Result};
 
@@ -196,19 +207,37 @@ macro_rules! kernel_table {
 }
 use kernel_table;
 
+/// The features of a list that the machine lacks, by the architecture's detection macro.
+macro_rules! missing {
+    ($detected:ident: $($feature:tt),+) => {{
+        let all = [$(($feature, std::arch::$detected!($feature))),+];
+        all.into_iter().filter(|(_, has)| !has).map(|(feature, _)| feature).collect()
+    }};
+}
+#[allow(unused_imports, reason = "an architecture may have no tier but the portable one")]
+use missing;
+
 /// A tier: its entry points and whether it can run here.
 pub(crate) struct Tier {
     /// Entry points.
     pub(crate) kernels: &'static Kernels,
-    /// Whether processor and system have what it needs.
-    pub(crate) detected: fn() -> bool,
+    /// What processor and system lack of what it needs; empty where it runs.
+    pub(crate) missing: fn() -> Vec<&'static str>,
 }
 
 /// The tiers of this architecture, best first; the last one always runs.
 pub(crate) static TIERS: &[Tier] = &[
     #[cfg(target_arch = "x86_64")]
-    Tier { kernels: &avx2::KERNELS, detected: avx2::detected },
-    Tier { kernels: &portable::KERNELS, detected: || true },
+    Tier { kernels: &avx512::KERNELS, missing: avx512::missing },
+    #[cfg(target_arch = "x86_64")]
+    Tier { kernels: &avx2::KERNELS, missing: avx2::missing },
+    #[cfg(target_arch = "aarch64")]
+    Tier { kernels: &i8mm::KERNELS, missing: i8mm::missing },
+    #[cfg(target_arch = "aarch64")]
+    Tier { kernels: &dotprod::KERNELS, missing: dotprod::missing },
+    #[cfg(target_arch = "aarch64")]
+    Tier { kernels: &neon::KERNELS, missing: neon::missing },
+    Tier { kernels: &portable::KERNELS, missing: Vec::new },
 ];
 
 /// The tiers' names.
@@ -226,22 +255,24 @@ pub const FEATURES_VARIABLE: &str = "THERMOCLINE_CPU_FEATURES";
 pub(crate) fn select(wanted: Option<&str>) -> Result<(&'static Kernels, String)> {
     match wanted {
         None | Some("auto" | "") => {
-            let best = TIERS.iter().find(|t| (t.detected)()).unwrap_or(&TIERS[TIERS.len() - 1]);
+            let best = TIERS.iter().find(|t| (t.missing)().is_empty()).unwrap_or(&TIERS[TIERS.len() - 1]);
             Ok((
                 best.kernels,
                 format!("kernels: {}, the best tier that this processor and system run", best.kernels.name),
             ))
         }
         Some(name) => match TIERS.iter().find(|t| t.kernels.name == name) {
-            Some(tier) if (tier.detected)() => Ok((
-                tier.kernels,
-                format!("kernels: {name}, as asked for by `features` or {FEATURES_VARIABLE}"),
-            )),
-            Some(_) => Err(Error::Config {
-                detail: format!(
-                    "features = {name:?}: this processor or system lacks the tier; leave it at \"auto\""
-                ),
-            }),
+            Some(tier) => match (tier.missing)().join(", ") {
+                missing if missing.is_empty() => Ok((
+                    tier.kernels,
+                    format!("kernels: {name}, as asked for by `features` or {FEATURES_VARIABLE}"),
+                )),
+                missing => Err(Error::Config {
+                    detail: format!(
+                        "features = {name:?}: this processor or system lacks {missing}; leave it at \"auto\""
+                    ),
+                }),
+            },
             None => Err(Error::Config {
                 detail: format!(
                     "features = {name:?} is no tier of this architecture; it has: auto, {}",

@@ -20,6 +20,10 @@ impl Simd for Portable {
         [x; LANES]
     }
     #[inline(always)]
+    fn halves(self, low: f32, high: f32) -> Self::V {
+        [low, low, low, low, high, high, high, high]
+    }
+    #[inline(always)]
     unsafe fn load(self, p: *const f32) -> Self::V {
         // SAFETY: the caller gives eight readable values.
         unsafe { p.cast::<Self::V>().read_unaligned() }
@@ -44,6 +48,13 @@ impl Simd for Portable {
     #[inline(always)]
     fn f16(self, bits: u16) -> f32 {
         half::f16::from_bits(bits).to_f32_const()
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V {
+        // SAFETY: the caller gives eight readable values.
+        let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
+        bits.map(|b| f32::from_bits(u32::from(b) << 16))
     }
 
     #[inline(always)]
@@ -113,9 +124,23 @@ impl Simd for Portable {
     unsafe fn load_nibbles(self, p: *const u8) -> Self::B {
         // SAFETY: the caller gives 16 readable bytes.
         let codes = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
-        core::array::from_fn(
-            |i| if i < 16 { (codes[i] & 15) as i8 - 8 } else { (codes[i - 16] >> 4) as i8 - 8 },
-        )
+        core::array::from_fn(|i| if i < 16 { (codes[i] & 15) as i8 } else { (codes[i - 16] >> 4) as i8 })
+    }
+    #[inline(always)]
+    fn splat_byte(self, x: i8) -> Self::B {
+        [x; 32]
+    }
+    #[inline(always)]
+    fn sub_bytes(self, a: Self::B, b: Self::B) -> Self::B {
+        core::array::from_fn(|i| a[i].wrapping_sub(b[i]))
+    }
+    #[inline(always)]
+    fn bits(self, b: Self::B, shift: u32, mask: u8) -> Self::B {
+        b.map(|b| ((b as u8 >> shift) & mask) as i8)
+    }
+    #[inline(always)]
+    fn join_nibbles(self, low: Self::B, high: Self::B) -> Self::B {
+        core::array::from_fn(|i| low[i] | high[i] << 4)
     }
     #[inline(always)]
     fn widen(self, b: Self::B) -> [Self::V; 4] {

@@ -23,6 +23,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
+    /// Four lanes `low`, then four lanes `high`.
+    fn halves(self, low: f32, high: f32) -> Self::V;
     /// Eight consecutive f32 at any alignment.
     ///
     /// # Safety
@@ -45,6 +47,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn store_f16(self, p: *mut u16, v: Self::V);
     /// One f16, converted.
     fn f16(self, bits: u16) -> f32;
+    /// Eight consecutive bf16, converted.
+    ///
+    /// # Safety
+    /// `p` points to eight readable bf16.
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V;
 
     /// `a + b`.
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -83,11 +90,19 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` points to 32 writable bytes.
     unsafe fn store_bytes(self, p: *mut i8, b: Self::B);
-    /// Sixteen bytes of 4-bit codes as `code - 8`: the low halves are elements 0 to 15, the high ones 16 to 31.
+    /// Sixteen bytes of 4-bit codes: the low halves are elements 0 to 15, the high ones 16 to 31.
     ///
     /// # Safety
     /// `p` points to 16 readable bytes.
     unsafe fn load_nibbles(self, p: *const u8) -> Self::B;
+    /// All bytes `x`.
+    fn splat_byte(self, x: i8) -> Self::B;
+    /// `a - b`, byte by byte, wrapping.
+    fn sub_bytes(self, a: Self::B, b: Self::B) -> Self::B;
+    /// Each byte shifted right by `shift < 8` and masked with `mask`, which must be below `256 >> shift`.
+    fn bits(self, b: Self::B, shift: u32, mask: u8) -> Self::B;
+    /// `low + 16 x high` for bytes below 16.
+    fn join_nibbles(self, low: Self::B, high: Self::B) -> Self::B;
     /// The bytes as four vectors of f32, in order.
     fn widen(self, b: Self::B) -> [Self::V; 4];
     /// Thirty-two consecutive signed bytes as four vectors of f32: cheaper than a load and [`Simd::widen`].
@@ -105,6 +120,48 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// `activation` must not hold -128; `weight` may.
     fn dot_bytes(self, weight: Self::B, activation: Self::B) -> Self::V;
+
+    /// Whether the int8 kernels keep four outputs per vector, by [`Simd::dot_square`] and [`Simd::dot_column`]. Then
+    /// [`Simd::dot_bytes`] must have the sums over elements 0 to 15 and 16 to 31 in lanes 0 and 4 and zeros elsewhere,
+    /// so that all of them add the same numbers in the same order.
+    const SQUARES: bool = false;
+    /// Two rows times two tokens. Lanes 0 to 3 are the exact sums over elements 0 to 15 of the products of row 0 and
+    /// token 0, row 0 and token 1, row 1 and token 0, row 1 and token 1; lanes 4 to 7 are those over 16 to 31.
+    #[inline(always)]
+    fn dot_square(self, weights: [Self::B; 2], activations: [Self::B; 2]) -> Self::V {
+        let [a, b] = weights;
+        let [x, y] = activations;
+        self.sums_by_half([(a, x), (a, y), (b, x), (b, y)])
+    }
+    /// Four rows times one token, laid out likewise.
+    #[inline(always)]
+    fn dot_column(self, weights: [Self::B; 4], activation: Self::B) -> Self::V {
+        self.sums_by_half(weights.map(|w| (w, activation)))
+    }
+    /// Four products: lanes 0 to 3 are their sums over elements 0 to 15, lanes 4 to 7 those over 16 to 31.
+    #[inline(always)]
+    fn sums_by_half(self, pairs: [(Self::B, Self::B); 4]) -> Self::V {
+        let mut sums = [0.0f32; LANES];
+        for (i, (weight, activation)) in pairs.into_iter().enumerate() {
+            let mut lanes = [0.0f32; LANES];
+            // SAFETY: eight lanes.
+            unsafe { self.store(lanes.as_mut_ptr(), self.dot_bytes(weight, activation)) };
+            // Integers below 2^24: exact in any order.
+            sums[i] = lanes[..4].iter().sum();
+            sums[4 + i] = lanes[4..].iter().sum();
+        }
+        // SAFETY: eight lanes.
+        unsafe { self.load(sums.as_ptr()) }
+    }
+    /// Lane `2r + t` is `low[r] x tokens[t]`, lane `4 + 2r + t` is `high[r] x tokens[t]`.
+    #[inline(always)]
+    fn outer(self, low: [f32; 2], high: [f32; 2], tokens: [f32; 2]) -> Self::V {
+        let [x, y] = tokens;
+        let factors = [low[0], low[0], low[1], low[1], high[0], high[0], high[1], high[1]];
+        let tokens = [x, y, x, y, x, y, x, y];
+        // SAFETY: eight lanes each.
+        unsafe { self.mul(self.load(factors.as_ptr()), self.load(tokens.as_ptr())) }
+    }
 
     /// The first `n < 8` f32; the other lanes are zero.
     ///
@@ -131,6 +188,20 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         unsafe {
             self.store(lanes.as_mut_ptr(), v);
             core::ptr::copy_nonoverlapping(lanes.as_ptr().cast::<u8>(), p.cast::<u8>(), n.min(LANES) * 4);
+        }
+    }
+
+    /// The first `n < 8` bf16, converted; the other lanes are zero.
+    ///
+    /// # Safety
+    /// `p` points to `n` readable bf16.
+    #[inline(always)]
+    unsafe fn load_bf16_part(self, p: *const u16, n: usize) -> Self::V {
+        let mut lanes = [0u16; LANES];
+        // SAFETY: as for `load_part`.
+        unsafe {
+            core::ptr::copy_nonoverlapping(p.cast::<u8>(), lanes.as_mut_ptr().cast::<u8>(), n.min(LANES) * 2);
+            self.load_bf16(lanes.as_ptr())
         }
     }
 

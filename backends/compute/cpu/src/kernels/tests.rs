@@ -1,15 +1,21 @@
 //! Every tier against naive f64 arithmetic, and the promise that batch, position and chunk change no bits.
+//!
+//! `PROPTEST_CASES` sets the number of cases, for slow emulators.
+
+mod agreement;
+mod weights;
 
 use engine_core::operation::Activation;
 use proptest::prelude::*;
 
 use super::attention::Head;
 use super::axpy::{Axpy, AxpyTokens};
-use super::format::{Matrix, WeightType};
+use super::format::WeightType;
 use super::masked::Masked;
 use super::matmul::{Input, Matmul, Rows, Tile};
 use super::norm::Norm;
 use super::{Kernels, TIERS};
+use weights::Weights;
 
 /// A small generator, so that every failure can be repeated from its seed.
 struct Random(u64);
@@ -29,65 +35,12 @@ impl Random {
 }
 
 fn tiers() -> impl Iterator<Item = &'static Kernels> {
-    TIERS.iter().filter(|t| (t.detected)()).map(|t| t.kernels)
+    TIERS.iter().filter(|t| (t.missing)().is_empty()).map(|t| t.kernels)
 }
 
-/// Random rows with their exact values. Rows start at odd addresses, as in a file's bundles.
-struct Weights {
-    bytes: Vec<u8>,
-    stride: usize,
-    columns: usize,
-    format: WeightType,
-    values: Vec<Vec<f64>>,
-}
-
-impl Weights {
-    fn new(random: &mut Random, format: WeightType, rows: usize, columns: usize) -> Weights {
-        let row_bytes = format.dtype().row_bytes(columns as u64).unwrap() as usize;
-        let stride = row_bytes + if format.has_integer_dot() { 1 } else { 4 };
-        let mut weights =
-            Weights { bytes: vec![0xff; rows * stride], stride, columns, format, values: Vec::new() };
-        for r in 0..rows {
-            let mut values = Vec::new();
-            let row = &mut weights.bytes[r * stride..][..row_bytes];
-            match format {
-                WeightType::F32 => {
-                    for out in row.chunks_exact_mut(4) {
-                        let x = random.f32();
-                        out.copy_from_slice(&x.to_le_bytes());
-                        values.push(f64::from(x));
-                    }
-                }
-                WeightType::F16 => {
-                    for out in row.chunks_exact_mut(2) {
-                        let x = half::f16::from_f32(random.f32());
-                        out.copy_from_slice(&x.to_le_bytes());
-                        values.push(x.to_f64());
-                    }
-                }
-                WeightType::Q8_0 | WeightType::Q4_0 => {
-                    for block in row.chunks_exact_mut(format.dtype().block_bytes() as usize) {
-                        let scale = half::f16::from_f32(random.f32() / 64.0);
-                        block[..2].copy_from_slice(&scale.to_le_bytes());
-                        block[2..].fill_with(|| random.next() as u8);
-                        let codes = &block[2..];
-                        let code = |i: usize| match format {
-                            WeightType::Q8_0 => f64::from(codes[i] as i8),
-                            _ if i < 16 => f64::from(codes[i] & 15) - 8.0,
-                            _ => f64::from(codes[i - 16] >> 4) - 8.0,
-                        };
-                        values.extend((0..32).map(|i| scale.to_f64() * code(i)));
-                    }
-                }
-            }
-            weights.values.push(values);
-        }
-        weights
-    }
-
-    fn matrix(&self) -> Matrix {
-        Matrix { data: self.bytes.as_ptr(), stride: self.stride, columns: self.columns, format: self.format }
-    }
+fn cases() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|v| v.parse().ok()).unwrap_or(48);
+    ProptestConfig { cases, ..ProptestConfig::default() }
 }
 
 struct Blocks {
@@ -161,7 +114,7 @@ fn products(kernels: &Kernels, w: &Weights, x: &[f32], tokens: usize, int8: bool
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(cases())]
 
     #[test]
     fn products_agree_with_f64_and_with_themselves(
@@ -170,14 +123,13 @@ proptest! {
         let mut random = Random(seed);
         for kernels in tiers() {
             for format in WeightType::ALL {
-                let n = if format.has_integer_dot() { blocks * 32 } else { blocks * 32 - odd };
+                let n = weights::columns(format, blocks, odd);
                 let w = Weights::new(&mut random, format, rows, n);
                 let x = random.vec(n * tokens);
                 let got = products(kernels, &w, &x, tokens, false);
                 for t in 0..tokens {
                     for (r, row) in w.values.iter().enumerate() {
-                        let terms = row.iter().zip(&x[t * n..]).map(|(w, x)| w * f64::from(*x));
-                        let (want, scale) = terms.fold((0.0, 0.0), |(a, b), x| (a + x, b + x.abs()));
+                        let (want, scale) = weights::dot(row, |i| f64::from(x[t * n + i]));
                         close(got[t * rows + r], want, scale, "f32 product");
                     }
                 }
@@ -186,9 +138,8 @@ proptest! {
                     for t in 0..tokens {
                         let b = quantise(kernels, &x[t * n..(t + 1) * n]);
                         for (r, row) in w.values.iter().enumerate() {
-                            let terms = row.iter().enumerate()
-                                .map(|(i, w)| w * f64::from(b.scales[i / 32]) * f64::from(b.codes[i]));
-                            let (want, scale) = terms.fold((0.0, 0.0), |(a, b), x| (a + x, b + x.abs()));
+                            let (want, scale) =
+                                weights::dot(row, |i| f64::from(b.scales[i / 32]) * f64::from(b.codes[i]));
                             close(got[t * rows + r], want, scale, "int8 product");
                         }
                     }
@@ -223,7 +174,7 @@ proptest! {
         let mut random = Random(seed);
         for kernels in tiers() {
             for format in WeightType::ALL {
-                let columns = if format.has_integer_dot() { blocks * 32 } else { blocks * 32 - odd };
+                let columns = weights::columns(format, blocks, odd);
                 let w = Weights::new(&mut random, format, neurons, columns);
                 let mut h = random.vec(neurons * tokens);
                 let active: Vec<u32> = (0..neurons as u32).filter(|_| random.next().is_multiple_of(3)).collect();
@@ -256,7 +207,7 @@ proptest! {
                 prop_assert_eq!(&sparse, &dense);
                 for t in 0..tokens {
                     for c in 0..columns {
-                        let terms = (0..neurons).map(|n| w.values[n][c] * f64::from(h[t * neurons + n]));
+                        let terms = (0..neurons).map(|n| w.values[n][c].0 * f64::from(h[t * neurons + n]));
                         let (want, scale) = terms.fold((f64::from(start[t * columns + c]), 1.0), |(a, b), x| (a + x, b + x.abs()));
                         close(sparse[t * columns + c], want, scale, "axpy");
                     }
@@ -270,7 +221,7 @@ proptest! {
         let mut random = Random(seed);
         for kernels in tiers() {
             for format in WeightType::ALL {
-                let n = if format.has_integer_dot() { blocks * 32 } else { blocks * 32 - odd };
+                let n = weights::columns(format, blocks, odd);
                 let mut w = Weights::new(&mut random, format, rows, n);
                 let keep: Vec<u32> = (0..n).map(|_| if random.next().is_multiple_of(5) { u32::MAX } else { 0 }).collect();
                 let mut x = random.vec(n);
@@ -287,14 +238,12 @@ proptest! {
                 for r in 0..rows {
                     for (i, keep) in keep.iter().enumerate() {
                         let at = r * w.stride;
-                        match format {
-                            WeightType::F32 if *keep == 0 => w.bytes[at + 4 * i..][..4].fill(0xff),
-                            WeightType::F16 if *keep == 0 => w.bytes[at + 2 * i..][..2].fill(0xff),
-                            WeightType::Q8_0 | WeightType::Q4_0 if !used.contains(&(i as u32 / 32)) => {
-                                let size = format.dtype().block_bytes() as usize;
-                                w.bytes[at + i / 32 * size..][..size].fill(0xff);
-                            }
-                            _ => {}
+                        let elements = format.dtype().block_elements() as usize;
+                        let size = format.dtype().block_bytes() as usize;
+                        let unused = |b: usize| !used.contains(&(b as u32));
+                        let whole = i / elements * elements / 32..(i / elements + 1) * elements / 32;
+                        if if elements == 1 { *keep == 0 } else { whole.clone().all(unused) } {
+                            w.bytes[at + i / elements * size..][..size].fill(0xff);
                         }
                     }
                 }
@@ -456,13 +405,4 @@ fn half_precision_rounds_to_even() {
             assert_eq!(got, half::f16::from_f32_const(*x).to_bits(), "{x}");
         }
     }
-}
-
-#[test]
-fn tiers_are_chosen_by_name_and_refused_with_a_reason() {
-    assert_eq!(super::select(Some("portable")).unwrap().0.name, "portable");
-    let (best, reason) = super::select(None).unwrap();
-    assert!(reason.contains(best.name));
-    let error = super::select(Some("avx9")).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("portable") && error.contains("avx9"), "{error}");
 }

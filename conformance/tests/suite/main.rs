@@ -1,5 +1,7 @@
 //! The suite against the reference plug-in: green by itself, red with every planted fault, and alive after crashes.
 
+mod tiny_model;
+
 use conformance::finding::Outcome;
 use conformance::open::{Target, none_linked, open_oracle};
 use conformance::report::Status;
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         trial("a_report_says_what_to_do", actionable),
         trial("known_failures_are_set_aside", known),
         trial("nothing_to_run_is_an_error", nothing),
+        trial("the_finder_names_each_planted_fault", divergences),
     ];
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -145,6 +148,39 @@ fn nothing(plugin: &Path) -> Result<(), Failed> {
     for options in [options(plugin, "no such case"), options(Path::new("/nowhere.so"), "")] {
         if conformance::run(&options).is_ok() {
             return Err("it ran".into());
+        }
+    }
+    Ok(())
+}
+
+/// Each fault, and the operation of the tiny model that the finder must name.
+const DIVERGENCES: [(&str, u32, &str); 5] = [
+    ("rope-order", 0, "blk.0.rope"),
+    ("last-row", 0, "blk.0.attn_q"),
+    ("mask-off-by-one", 0, "blk.0.attention"),
+    ("stale-cache", 1, "blk.0.kv_append"),
+    ("past-cluster", 0, "blk.0.ffn"),
+];
+
+fn divergences(plugin: &Path) -> Result<(), Failed> {
+    let oracle = open_oracle(Some(plugin), "stated").map_err(|f| f.to_string())?;
+    let find = |dut: &dyn engine_core::ComputeBackend| {
+        let mut model = tiny_model::TinyModel::new();
+        conformance::diverge::diverge(&mut model, dut, oracle.as_ref(), false).map_err(|f| f.to_string())
+    };
+    let clean = find(oracle.as_ref())?;
+    if clean.first.is_some() || clean.compared != 3 * tiny_model::OPERATIONS {
+        return Err(format!("the oracle departs from itself: {clean:?}").into());
+    }
+    for (mutant, submission, label) in DIVERGENCES {
+        let dut = mutants::wrap(mutant, oracle.clone()).ok_or("no such fault")?;
+        let trace = find(dut.as_ref())?;
+        let found = trace.first.as_ref().map(|d| (d.submission, d.label.as_str()));
+        if found != Some((submission, label)) {
+            return Err(format!("{mutant}: found {:?}, wanted {label}", trace.first).into());
+        }
+        if trace.first.is_some_and(|d| d.finding.element.is_none()) {
+            return Err(format!("{mutant}: no element is named").into());
         }
     }
     Ok(())

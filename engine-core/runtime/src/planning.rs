@@ -1,0 +1,180 @@
+//! What runs where, decided before a weight is read: options checked, the planner asked, the plan held against the
+//! device.
+
+use crate::graph::{GraphOptions, Places, body, head, step};
+use crate::options::EngineOptions;
+use crate::profile::{hardware_profile, model_profile, uniform_plan};
+use crate::support::{condensed, denied, distinct};
+use crate::{Result, RuntimeError, Stack};
+use engine_core::planner::{Budget, LayerPlan, ModelProfile, Plan, SparsityPolicy};
+use engine_core::{ComputeBackend, Planner};
+use formats::{Container, GgufFile, ModelDescription, TensorInfo};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A model with a plan that its device can run.
+pub(crate) struct Planned {
+    pub(crate) model: ModelDescription,
+    pub(crate) options: EngineOptions,
+    pub(crate) context: u32,
+    pub(crate) profile: ModelProfile,
+    pub(crate) plan: Plan,
+    /// Index of the device.
+    pub(crate) at: usize,
+    /// The weights that the lists read, each once.
+    pub(crate) tensors: Vec<TensorInfo>,
+}
+
+impl Planned {
+    pub(crate) fn new(file: &GgufFile, stack: &Stack, mut options: EngineOptions) -> Result<Planned> {
+        let model = ModelDescription::from_gguf(file)?;
+        for notice in &model.notices {
+            tracing::warn!("{}: {notice}", model.path.display());
+        }
+        let context = check_options(&model, &mut options)?;
+        check_predictors(file, &model, &options)?;
+        let (profile, plan) = plan(file, &model, &stack.compute, &*stack.planner, &options, context)?;
+        let at = single_device(&plan, &stack.compute)?;
+        let (device, backend) = &stack.compute[at];
+        let graphs = Graphs { model: &model, plan: &plan.layers, options: &options, context, backend };
+        let tensors = graphs.check_support(device)?;
+        Ok(Planned { model, options, context, profile, plan, at, tensors })
+    }
+}
+
+/// The lists of one model, before the weights have places.
+pub(crate) struct Graphs<'a> {
+    pub(crate) model: &'a ModelDescription,
+    pub(crate) plan: &'a [LayerPlan],
+    pub(crate) options: &'a EngineOptions,
+    pub(crate) context: u32,
+    pub(crate) backend: &'a Arc<dyn ComputeBackend>,
+}
+
+impl<'a> Graphs<'a> {
+    pub(crate) fn options(&self) -> GraphOptions<'a> {
+        GraphOptions {
+            model: self.model,
+            plan: self.plan,
+            activations: self.options.activations,
+            context: self.context,
+            row_alignment: self.backend.describe().alignment,
+            count_active: self.options.count_active,
+        }
+    }
+
+    /// Asks for every operation of the plan's lists; returns the weights that they read, each once.
+    pub(crate) fn check_support(&self, device: &str) -> Result<Vec<TensorInfo>> {
+        let nowhere = &Places::nowhere();
+        let options = self.options();
+        let graphs = [
+            step(options, nowhere)?,
+            body(options, nowhere, self.options.batch)?,
+            head(options, nowhere, 1)?,
+        ];
+        let denied = distinct(graphs.iter().map(|graph| denied(&**self.backend, &graph.list)));
+        if let Some(first) = denied.first() {
+            for line in condensed(&denied[1..]) {
+                tracing::warn!("device `{device}` also denies {line}");
+            }
+            return Err(first.error(device));
+        }
+        let mut known = BTreeSet::new();
+        let tensors = graphs.into_iter().flat_map(|graph| graph.weights);
+        Ok(tensors.filter(|tensor| known.insert(tensor.name.clone())).collect())
+    }
+}
+
+/// Checks the options against the model; returns the context.
+pub(crate) fn check_options(model: &ModelDescription, options: &mut EngineOptions) -> Result<u32> {
+    let trained = u32::try_from(model.context_length).unwrap_or(u32::MAX);
+    let context = if options.context == 0 { trained } else { options.context };
+    if context == 0 {
+        return Err(RuntimeError::Option {
+            option: "context",
+            problem: "is 0 and so is the model's own; give the positions that you need".into(),
+        });
+    }
+    if context > trained {
+        tracing::warn!("context {context} is more than the {trained} that the model was trained for");
+    }
+    if options.batch == 0 {
+        return Err(RuntimeError::Option { option: "batch", problem: "is 0; give at least 1".into() });
+    }
+    options.batch = options.batch.min(context);
+    Ok(context)
+}
+
+/// Predictors that are asked for (or that the container promises) and are not there.
+fn check_predictors(file: &GgufFile, model: &ModelDescription, options: &EngineOptions) -> Result<()> {
+    let without = &model.layers_without_predictor;
+    let some = without.len() < model.layers.len();
+    let wanted = options.sparsity == crate::SparsityChoice::Predictor
+        || (file.container() == Container::PowerInfer && options.sparsity == crate::SparsityChoice::Auto)
+        || some;
+    if !options.strict || !wanted || without.is_empty() {
+        return Ok(());
+    }
+    let fallback = |layer: &usize| engine_core::planner::Fallback {
+        what: format!("blk.{layer} ffn"),
+        wanted: "predictor".into(),
+        got: "no predictor".into(),
+        reason: format!("the file has no blk.{layer}.fc1.weight and blk.{layer}.fc2.weight"),
+    };
+    Err(RuntimeError::Strict { fallbacks: without.iter().map(fallback).collect() })
+}
+
+fn plan(
+    file: &GgufFile,
+    model: &ModelDescription,
+    compute: &[(String, Arc<dyn ComputeBackend>)],
+    planner: &dyn Planner,
+    options: &EngineOptions,
+    context: u32,
+) -> Result<(ModelProfile, Plan)> {
+    if compute.is_empty() {
+        let problem = "is empty; name at least one device, such as \"cpu\"".into();
+        return Err(RuntimeError::Option { option: "devices", problem });
+    }
+    let failed = |source| RuntimeError::Plan { path: model.path.clone(), source };
+    let dense = uniform_plan(model, SparsityPolicy::Dense);
+    let largest = GraphOptions {
+        model,
+        plan: &dense,
+        activations: options.activations,
+        context,
+        row_alignment: 1,
+        count_active: false,
+    };
+    let profile = model_profile(file, model, &body(largest, &Places::nowhere(), options.batch)?);
+    let hardware = hardware_profile(model, compute, options, context)?;
+    let threshold = model.prediction.as_ref().map_or(0.0, |prediction| prediction.threshold);
+    let sparsity = options.sparsity.policy(threshold);
+    let budget = Budget { slowdown: 0.0, strict: options.strict, sparsity };
+    let plan = planner.plan(&profile, &hardware, &budget).map_err(failed)?;
+    plan.validate(&profile).map_err(failed)?;
+    for fallback in &plan.fallbacks {
+        tracing::warn!("fallback: {fallback}");
+    }
+    if options.strict && !plan.fallbacks.is_empty() {
+        return Err(RuntimeError::Strict { fallbacks: plan.fallbacks });
+    }
+    Ok((profile, plan))
+}
+
+/// The one device that the plan uses, as an index into `compute`.
+fn single_device(plan: &Plan, compute: &[(String, Arc<dyn ComputeBackend>)]) -> Result<usize> {
+    let mut used = BTreeSet::from([plan.embedding]);
+    for layer in &plan.layers {
+        used.insert(layer.attention);
+        used.extend(layer.ffn.iter().filter(|share| !share.clusters.is_empty()).map(|share| share.device));
+    }
+    let names: Vec<String> = used.iter().filter_map(|&at| plan.devices.get(at as usize).cloned()).collect();
+    let [name] = &names[..] else {
+        return Err(RuntimeError::Hybrid { planner: plan.planner.clone(), devices: names });
+    };
+    compute.iter().position(|(device, _)| device == name).ok_or_else(|| RuntimeError::Option {
+        option: "devices",
+        problem: format!("the plan by `{}` uses device `{name}`, which is not among them", plan.planner),
+    })
+}

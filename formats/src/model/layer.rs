@@ -1,0 +1,140 @@
+//! Reads one layer: its norms, attention and feed-forward network, every shape checked.
+
+use super::decoder::{Heads, Layout};
+use super::reader::{Reader, Wanted};
+use super::{Activation, Attention, Down, FeedForward, Layer, Predictor};
+use crate::Result;
+
+pub(super) fn read(
+    reader: &Reader<'_>,
+    index: usize,
+    n_embd: usize,
+    heads: &Heads,
+    n_ff: usize,
+    (layout, activation): (&Layout, Activation),
+) -> Result<Layer> {
+    let name = |part: &str| format!("blk.{index}.{part}");
+    let embd = n_embd as u64;
+    let (mut attn_norm, mut attn_norm_bias) = reader.norm(&name("attn_norm"), embd)?;
+    let (ffn_norm, ffn_norm_bias);
+    if layout.parallel {
+        // One norm for both, or one each: then the second is attention's.
+        (ffn_norm, ffn_norm_bias) = (attn_norm.clone(), attn_norm_bias.clone());
+        if reader.file.tensor(&name("attn_norm_2.weight")).is_some() {
+            (attn_norm, attn_norm_bias) = reader.norm(&name("attn_norm_2"), embd)?;
+        }
+    } else {
+        (ffn_norm, ffn_norm_bias) = reader.norm(&name("ffn_norm"), embd)?;
+    }
+    let post_norm = |part: &str| match layout.post_norms {
+        true => reader.norm(&name(part), embd).map(|norm| Some(norm.0)),
+        false => Ok(None),
+    };
+    // Turning angles stored per layer by very old converters; they follow from the keys.
+    reader.ignore(&name("attn_rot_embd"));
+    reader.ignore(&name("attn_rot_embd.weight"));
+    Ok(Layer {
+        attn_norm,
+        attn_norm_bias,
+        attention: attention(reader, &name, embd, heads, layout)?,
+        attn_post_norm: post_norm("post_attention_norm")?,
+        ffn_norm,
+        ffn_norm_bias,
+        ffn: feed_forward(reader, index, (embd, n_ff), layout, activation)?,
+        ffn_post_norm: post_norm("post_ffw_norm")?,
+        parallel: layout.parallel,
+        window: None,
+        rope: None,
+    })
+}
+
+fn attention(
+    reader: &Reader<'_>,
+    name: &dyn Fn(&str) -> String,
+    embd: u64,
+    heads: &Heads,
+    layout: &Layout,
+) -> Result<Attention> {
+    // Products of two sizes under 2^32 each.
+    let q_width = heads.n_head as u64 * heads.head_dim as u64;
+    let k_width = heads.n_head_kv as u64 * heads.head_dim as u64;
+    let v_width = heads.n_head_kv as u64 * heads.value_dim as u64;
+    let o_width = heads.n_head as u64 * heads.value_dim as u64;
+    let matrix = |part, inputs, outputs, reason| {
+        reader.linear(&name(part), Wanted { dims: &[inputs, outputs], reason }, outputs)
+    };
+    let [q, k, v] = if reader.file.tensor(&name("attn_qkv.weight")).is_some() {
+        reader.fused(&name("attn_qkv"), embd, [q_width, k_width, v_width])?
+    } else {
+        [
+            matrix("attn_q", embd, q_width, "embedding width by heads x head width")?,
+            matrix("attn_k", embd, k_width, "embedding width by key heads x head width")?,
+            matrix("attn_v", embd, v_width, "embedding width by value heads x head width")?,
+        ]
+    };
+    let head_norm = |part: &str| match layout.qk_norm {
+        true => {
+            let wanted =
+                Wanted { dims: &[heads.head_dim as u64], reason: "one element per element of a head" };
+            reader.tensor(&name(part), wanted).map(Some)
+        }
+        false => Ok(None),
+    };
+    Ok(Attention {
+        n_head: heads.n_head,
+        n_head_kv: heads.n_head_kv,
+        head_dim: heads.head_dim,
+        value_dim: heads.value_dim,
+        q,
+        k,
+        v,
+        o: matrix("attn_output", o_width, embd, "heads x head width by embedding width")?,
+        q_norm: head_norm("attn_q_norm.weight")?,
+        k_norm: head_norm("attn_k_norm.weight")?,
+        scale: None,
+    })
+}
+
+fn feed_forward(
+    reader: &Reader<'_>,
+    index: usize,
+    (embd, n_ff): (u64, usize),
+    layout: &Layout,
+    activation: Activation,
+) -> Result<FeedForward> {
+    let name = |part: &str| format!("blk.{index}.{part}");
+    let ff = n_ff as u64;
+    let by_neurons = "embedding width by feed-forward length";
+    let dims = [embd, ff];
+    let wanted = || Wanted { dims: &dims, reason: by_neurons };
+    let down = if reader.file.tensor(&name("ffn_down_t.weight")).is_some() {
+        // The matrix is transposed, so its rows are not the outputs: the bias has one element per residual element.
+        Down::Transposed(reader.linear(&name("ffn_down_t"), wanted(), embd)?)
+    } else {
+        let reason = "feed-forward length by embedding width";
+        Down::Plain(reader.linear(&name("ffn_down"), Wanted { dims: &[ff, embd], reason }, embd)?)
+    };
+    let up = reader.linear(&name("ffn_up"), wanted(), ff)?;
+    let gate = match layout.gated {
+        true => reader.linear(&name("ffn_gate"), wanted(), ff)?,
+        false => up.clone(),
+    };
+    let predictor = predictor(reader, index, embd, ff)?;
+    Ok(FeedForward { n_ff, activation, gated: layout.gated, gate, up, down, predictor })
+}
+
+fn predictor(reader: &Reader<'_>, index: usize, embd: u64, ff: u64) -> Result<Option<Predictor>> {
+    let (fc1, fc2) = (format!("blk.{index}.fc1.weight"), format!("blk.{index}.fc2.weight"));
+    match (reader.file.tensor(&fc1), reader.file.tensor(&fc2)) {
+        (None, None) => Ok(None),
+        (Some(first), _) => {
+            let rank = first.rows();
+            let wanted = Wanted { dims: &[embd, rank], reason: "embedding width by any rank" };
+            let first = reader.tensor(&fc1, wanted)?;
+            let reason = "rank of fc1 by feed-forward length";
+            let second = reader.tensor(&fc2, Wanted { dims: &[rank, ff], reason })?;
+            Ok(Some(Predictor { rank: usize::try_from(rank).unwrap_or(usize::MAX), fc1: first, fc2: second }))
+        }
+        (None, Some(_)) => reader.any_tensor(&fc1).map(|_| None), // names what is missing
+    }
+}
