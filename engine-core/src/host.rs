@@ -85,7 +85,10 @@ plain!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
 /// (wait for the timeline value first). That is the contract of [`HostMemory::span`].
 #[derive(Debug)]
 pub struct HostMemory {
+    /// First byte handed out: the first aligned one of the allocation.
     base: NonNull<u8>,
+    /// What the allocator gave, to be given back.
+    allocation: NonNull<u8>,
     layout: Layout,
     len: u64,
 }
@@ -105,11 +108,25 @@ impl HostMemory {
     /// [`Error::OutOfMemory`] where the allocator has none.
     pub fn allocate(len: u64) -> Result<HostMemory> {
         let refused = || Error::out_of_memory(format!("the host could not allocate {len} bytes"));
-        let size = usize::try_from(len.max(1)).map_err(|_| refused())?;
-        let layout = Layout::from_size_align(size, Self::ALIGNMENT as usize).map_err(|_| refused())?;
-        // SAFETY: the layout's size is at least 1.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
-        Ok(HostMemory { base, layout, len })
+        // Aligned by hand: for the allocator's own alignment zeroed memory comes untouched from the system, while for
+        // a larger one every page would be written at once.
+        let size = len
+            .max(1)
+            .checked_add(Self::ALIGNMENT)
+            .and_then(|s| usize::try_from(s).ok())
+            .ok_or_else(refused)?;
+        let layout = Layout::from_size_align(size, 16).map_err(|_| refused())?;
+        // SAFETY: the layout's size is not 0.
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
+        let skipped = allocation.align_offset(Self::ALIGNMENT as usize);
+        if skipped > Self::ALIGNMENT as usize {
+            // SAFETY: allocated just above with this layout.
+            unsafe { dealloc(allocation.as_ptr(), layout) };
+            return Err(Error::internal("the allocation could not be aligned"));
+        }
+        // SAFETY: at most `ALIGNMENT` bytes are skipped, and that many more than `len` were allocated.
+        let base = unsafe { allocation.add(skipped) };
+        Ok(HostMemory { base, allocation, layout, len })
     }
 
     /// Length in bytes.
@@ -195,7 +212,7 @@ impl HostMemory {
 impl Drop for HostMemory {
     fn drop(&mut self) {
         // SAFETY: allocated in `allocate` with this very layout, and freed only here.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }
 

@@ -80,7 +80,8 @@ pub enum Quantization {
     None,
     /// Blocks of 32 consecutive elements of a row: with `amax` the largest absolute value, `scale = amax / 127` and
     /// `code = round_ties_even(x * (127 / amax))`, all in f32; `amax = 0` gives zero scale and codes; a block that
-    /// holds a value that is not finite has scale NaN. The last block of a row may be shorter. A product with a
+    /// holds a value that is not finite has scale NaN; where `127 / amax` overflows, codes saturate at +-127 and zero stays
+    /// zero. The last block of a row may be shorter. A product with a
     /// quantised weight block is `scale_w * scale_x * sum(code_w * code_x)` with an exact integer sum.
     Int8Blocks,
 }
@@ -100,7 +101,7 @@ pub enum Accumulation {
 pub struct Arithmetic {
     /// Quantisation of the input rows before they meet a weight.
     pub input: Quantization,
-    /// Quantisation of an FFN's hidden activations before they meet `down`.
+    /// Quantisation of an FFN's hidden activations before they meet `down`, and of a predictor's before they meet `fc2`.
     pub hidden: Quantization,
     /// The type of sums.
     pub accumulation: Accumulation,

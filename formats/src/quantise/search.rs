@@ -17,8 +17,22 @@ struct Line {
     offset: f32,
 }
 
+/// The nearest whole number in a range of at most 2^22 either way, ties to even: by an addition whose result has no
+/// room for a fraction, which every machine does in one step.
 fn nearest(value: f32, least: f32, greatest: f32) -> f32 {
-    value.round_ties_even().clamp(least, greatest)
+    const NO_FRACTION: f32 = 12_582_912.0; // 1.5 x 2^23
+    (value.clamp(least, greatest) + NO_FRACTION) - NO_FRACTION
+}
+
+/// The sum of `N` terms in eight lanes, so that it is a vector's work.
+fn total<const N: usize>(term: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0.0_f32; 8];
+    for first in (0..N).step_by(8) {
+        for (lane, sum) in lanes.iter_mut().enumerate() {
+            *sum += term(first + lane);
+        }
+    }
+    lanes.iter().sum()
 }
 
 /// The line for codes 0 to 15 that fits 32 values best by the weights.
@@ -30,30 +44,24 @@ fn fit_line(values: &[f32; 32], weights: &[f32; 32]) -> Line {
     if span <= 0.0 || !(1.0 / span).is_finite() {
         return Line { scale: 0.0, offset: -least };
     }
-    let (mut sum_w, mut sum_x) = (0.0_f32, 0.0_f32);
-    for (value, weight) in values.iter().zip(weights) {
-        sum_w += weight;
-        sum_x += weight * value;
-    }
+    let sum_w = total::<32>(|at| weights[at]);
+    let sum_x = total::<32>(|at| weights[at] * values[at]);
     let error = |line: Line| -> f32 {
         let inverse = if line.scale > 0.0 { 1.0 / line.scale } else { 0.0 };
-        values.iter().zip(weights).fold(0.0, |sum, (value, weight)| {
-            let code = nearest((value + line.offset) * inverse, 0.0, CODES);
-            let miss = line.scale * code - line.offset - value;
-            sum + weight * miss * miss
+        total::<32>(|at| {
+            let code = nearest((values[at] + line.offset) * inverse, 0.0, CODES);
+            let miss = line.scale * code - line.offset - values[at];
+            weights[at] * miss * miss
         })
     };
     let mut best = Line { scale: span / CODES, offset: -least };
     let mut best_error = error(best);
     for step in 0..=20_u8 {
         let inverse = (CODES - 1.0 + 0.1 * f32::from(step)) / span;
-        let (mut sum_l, mut sum_l2, mut sum_xl) = (0.0_f32, 0.0_f32, 0.0_f32);
-        for (value, weight) in values.iter().zip(weights) {
-            let code = nearest((value - least) * inverse, 0.0, CODES);
-            sum_l += weight * code;
-            sum_l2 += weight * code * code;
-            sum_xl += weight * code * value;
-        }
+        let codes = values.map(|value| nearest((value - least) * inverse, 0.0, CODES));
+        let sum_l = total::<32>(|at| weights[at] * codes[at]);
+        let sum_l2 = total::<32>(|at| weights[at] * codes[at] * codes[at]);
+        let sum_xl = total::<32>(|at| weights[at] * codes[at] * values[at]);
         let determinant = sum_w * sum_l2 - sum_l * sum_l;
         if determinant <= 0.0 {
             continue;
@@ -131,13 +139,9 @@ fn fit_scale(values: &[f32; 16]) -> f32 {
     for step in -9..=9_i8 {
         // The largest element gets about -32, where there is one code more.
         let inverse = -(32.0 + 0.1 * f32::from(step)) / extreme;
-        let (mut sum_xl, mut sum_l2) = (0.0_f32, 0.0_f32);
-        for value in values {
-            let code = nearest(inverse * value, -32.0, 31.0);
-            let weight = value * value;
-            sum_xl += weight * value * code;
-            sum_l2 += weight * code * code;
-        }
+        let codes = values.map(|value| nearest(inverse * value, -32.0, 31.0));
+        let sum_xl = total::<16>(|at| values[at] * values[at] * values[at] * codes[at]);
+        let sum_l2 = total::<16>(|at| values[at] * values[at] * codes[at] * codes[at]);
         // With the best scale sum_xl / sum_l2 the error is that of zero less this.
         let gain = sum_xl * sum_xl / sum_l2;
         if sum_l2 > 0.0 && gain > best_gain {

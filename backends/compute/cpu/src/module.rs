@@ -20,7 +20,7 @@ engine_core::options! {
         features: String = "auto".into();
         /// Whether each thread is pinned to a processor of the affinity mask.
         pin: bool = true;
-        /// Bytes that buffers and scratch memory may take; 0 means no limit. Imported weights do not count.
+        /// Bytes that buffers and scratch memory may take; 0 means the memory of the machine. Imported weights do not count.
         memory_limit: u64 = 0;
     }
 }
@@ -63,8 +63,9 @@ fn setup(options: &OptionTable) -> Result<Setup> {
     let wanted = if options.features == "auto" { variable } else { Some(options.features) };
     let (kernels, kernels_reason) = kernels::select(wanted.as_deref())?;
     let choice = threads::choose(options.threads as usize, &threads::affinity(), &Roots::default());
-    let memory_limit = if options.memory_limit == 0 { u64::MAX } else { options.memory_limit };
     let memory_bytes = if options.memory_limit == 0 { total_memory() } else { options.memory_limit };
+    // More than the machine has is refused at once, not by the system's killer once the pages are touched.
+    let memory_limit = if memory_bytes == 0 { u64::MAX } else { memory_bytes };
     let description = DeviceDescription {
         name: "cpu".into(),
         description: format!("{} ({}, {} threads)", processor_name(), kernels.name, choice.threads),

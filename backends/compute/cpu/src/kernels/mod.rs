@@ -25,6 +25,7 @@ pub(crate) mod masked;
 pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod pointwise;
+pub(crate) mod prefill;
 pub(crate) mod quantised;
 pub(crate) mod rope;
 pub(crate) mod simd;

@@ -159,7 +159,7 @@ impl Run<'_> {
     pub(crate) fn grain(&self, rows: usize, row_bytes: usize, tokens: usize) -> usize {
         if tokens > 1 {
             // One tile, fewer where that leaves threads idle.
-            let tile = crate::kernels::matmul::tile_rows(row_bytes);
+            let tile = crate::kernels::prefill::tile_rows(row_bytes);
             return tile.min(rows.div_ceil(self.worker.threads).next_multiple_of(6)).max(6);
         }
         let worth = (16 * 1024 / row_bytes.max(1)).max(1);
