@@ -1,6 +1,6 @@
 //! The conformance suite: proves a plug-in right against the contracts of `engine-core`, whoever wrote it.
 //!
-//! [`run`] sends cases one by one to child processes of the calling program (whose `main` calls [`main_if_child`]
+//! [`run()`] sends cases one by one to child processes of the calling program (whose `main` calls [`main_if_child`]
 //! first), which open the plug-in and the oracle through engine-loader: a crash or a hang is a failure of that case.
 //! A device is compared with the `reference` plug-in twice: doing the descriptor's own arithmetic, under tight limits,
 //! and in true f64, under looser ones ([`limits`]). Errors are measured against the sum of the absolute products that

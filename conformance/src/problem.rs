@@ -47,7 +47,7 @@ impl CacheContent {
 /// A list, its operands and its bindings.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// The operations; constants have a view that [`crate::run`] replaces.
+    /// The operations; constants have a view that [`crate::run()`] replaces.
     pub list: OperationList,
     /// What each slot holds, by slot index.
     pub content: Vec<Content>,

@@ -25,7 +25,7 @@ const fn stage(name: &'static str, budget: u64, work: fn(&mut Option<Tally>) -> 
 
 const STAGES: &[Stage] = &[
     stage("format", 5, |_| process::run(&mut process::cargo(&["fmt", "--all", "--check"]))),
-    Stage { vital: true, ..stage("build", 360, |_| process::build_with_tests()) },
+    Stage { vital: true, ..stage("build", 480, |_| process::build_with_tests()) },
     stage("tests", 120, |tally| {
         let result = test::run_tests(&[])?;
         let failed = result.failed;

@@ -14,6 +14,8 @@ pub(crate) const ARGUMENTS: &[&str] = &[
     "64",
     "--temp",
     "0",
+    "--repeat-penalty",
+    "1.1",
 ];
 
 /// Builds the workspace and generates text from the model in the repository.

@@ -134,8 +134,11 @@ pub(crate) fn quantisation_steps(x: &[f64]) -> Vec<f64> {
     let mut out = Vec::with_capacity(x.len());
     for block in x.chunks(32) {
         let most = block.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-        // A little more than half a step, for the rounding of scale and code themselves.
-        out.extend(block.iter().map(|_| most / 254.0 * 1.001));
+        // A little more than half a step, for the rounding of scale and code themselves; where the scale's inverse
+        // overflows, every code but zero saturates.
+        let saturates = most > 0.0 && !(127.0 / most as f32).is_finite();
+        let step = if saturates { 2.0 * most } else { most / 254.0 * 1.001 };
+        out.extend(block.iter().map(|_| step));
     }
     out
 }
@@ -147,7 +150,9 @@ pub(crate) fn quantised(x: &[f64]) -> Vec<f64> {
         let most = block.iter().fold(0.0f32, |m, v| m.max((*v as f32).abs()));
         let (scale, inverse) = (most / 127.0, 127.0 / most);
         out.extend(block.iter().map(|v| {
-            let code = if most > 0.0 { (*v as f32 * inverse).round_ties_even() } else { 0.0 };
+            // Where the inverse overflows codes saturate and zero stays zero.
+            let code =
+                if *v == 0.0 { 0.0 } else { (*v as f32 * inverse).round_ties_even().clamp(-127.0, 127.0) };
             f64::from(scale) * f64::from(code)
         }));
     }
