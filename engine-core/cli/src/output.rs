@@ -17,7 +17,7 @@ pub(crate) fn write(text: &str) -> Result<()> {
     }
 }
 
-/// [`write`] with a line end, unless the text has one.
+/// [`write()`] with a line end, unless the text has one.
 pub(crate) fn line(text: &str) -> Result<()> {
     if text.ends_with('\n') { write(text) } else { write(&format!("{text}\n")) }
 }
