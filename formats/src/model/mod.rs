@@ -1,6 +1,6 @@
 //! What a model is: its sizes, its arithmetic and its tensors, read from a container and checked against each other.
 //!
-//! [`ModelDescription`] is pure data. Each architecture is one file here that reads it (a row of [`ARCHITECTURES`]);
+//! [`ModelDescription`] is pure data. Each architecture is one file here that reads it (a row of `ARCHITECTURES`);
 //! everything that follows, from the planner to the executor, sees only the description.
 
 mod bamboo;
