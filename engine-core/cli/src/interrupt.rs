@@ -2,6 +2,7 @@
 
 use crate::failure::EXIT_CANCELLED;
 use anyhow::{Context, Result};
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,6 +23,9 @@ impl Interrupt {
             let already = cancel.swap(true, Ordering::SeqCst);
             if already || !working.load(Ordering::SeqCst) {
                 std::process::exit(EXIT_CANCELLED.into());
+            }
+            if std::io::stderr().is_terminal() {
+                crate::output::note("\nstopping after the batch under way; Ctrl-C again ends at once\n");
             }
         })
         .context("cannot install the handler of Ctrl-C")?;

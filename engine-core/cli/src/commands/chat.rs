@@ -148,12 +148,17 @@ impl Chat<'_> {
             if interactive {
                 output::note(if said.is_empty() { "> " } else { ". " });
             }
-            let mut line = String::new();
-            if std::io::stdin().lock().read_line(&mut line).context("cannot read standard input")? == 0 {
+            let mut bytes = Vec::new();
+            let read = std::io::stdin().lock().read_until(b'\n', &mut bytes);
+            if read.context("cannot read standard input")? == 0 {
                 if !said.trim().is_empty() {
                     self.say(&said, interactive)?;
                 }
                 return Ok(ExitCode::SUCCESS);
+            }
+            let line = String::from_utf8_lossy(&bytes);
+            if matches!(line, std::borrow::Cow::Owned(_)) {
+                tracing::warn!("the line is not valid UTF-8; U+FFFD stands for what is not");
             }
             let line = line.trim_end_matches(['\n', '\r']);
             if let Some(part) = line.strip_suffix('\\') {
