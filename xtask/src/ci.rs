@@ -25,7 +25,7 @@ const fn stage(name: &'static str, budget: u64, work: fn(&mut Option<Tally>) -> 
 
 const STAGES: &[Stage] = &[
     stage("format", 5, |_| process::run(&mut process::cargo(&["fmt", "--all", "--check"]))),
-    Stage { vital: true, ..stage("build", 480, |_| process::build_with_tests()) },
+    Stage { vital: true, ..stage("build", 540, |_| process::build_with_tests()) },
     stage("tests", 120, |tally| {
         let result = test::run_tests(&[])?;
         let failed = result.failed;
@@ -33,7 +33,7 @@ const STAGES: &[Stage] = &[
         if failed > 0 { bail!("{failed} of the tests failed") } else { Ok(()) }
     }),
     // Release artefacts of build scripts and macros serve clippy and rustdoc too.
-    stage("clippy", 120, |_| {
+    stage("clippy", 180, |_| {
         process::run(&mut process::cargo(&[
             "clippy",
             "--release",
