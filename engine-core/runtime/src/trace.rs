@@ -39,7 +39,7 @@ pub struct TraceOptions {
 pub struct Submission {
     /// What it is for, such as `prefill of 8 tokens from position 0`.
     pub what: String,
-    /// The list. Views of constants are placeholders: [`Trace::bytes`] has what is in them.
+    /// The list. Views of constants name no buffer: [`Trace::bytes`] has what is in them.
     pub list: OperationList,
     /// Tokens.
     pub tokens: u32,
