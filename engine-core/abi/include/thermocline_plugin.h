@@ -6,8 +6,8 @@
  *   the length is 0.
  * - Whoever calls owns all memory that it passes, and it is borrowed for the call only. Results of unknown length are
  *   written into a sink of the caller's. Nothing is freed across the boundary.
- * - Reserved words are written as zero. Parameters, slots and flags that a code does not use are zero (slots:
- *   THERMOCLINE_NO_SLOT), and are to be refused otherwise, so that a newer meaning is never ignored.
+ * - Reserved words are zero. So are parameters, slots and flags that a code does not use (slots: THERMOCLINE_NO_SLOT).
+ *   They are to be refused otherwise, so that a newer meaning is never ignored.
  * - A function returns 0 (ThermoclineStatus_OK) or an error code, and then writes one sentence into the `detail` sink.
  *   Out parameters mean something only after success.
  * - A function never unwinds and never exits the process. All functions may be called from any thread, except those
@@ -232,6 +232,13 @@ typedef uint32_t ThermoclineOperationCode;
 #define ThermoclineOperationCode_KV_EXPORT 13
 /// The reverse of KV_EXPORT. Slots: key, value, cache. u[0] KV heads, u[1] head_dim.
 #define ThermoclineOperationCode_KV_IMPORT 14
+/// The best experts of each token, ascending, and their shares. Slots: scores, chosen (I32), weights. u[0] gating:
+/// 1 softmax over all, 2 sigmoid; u[1] normalise, 0 or 1. f[0] scale.
+#define ThermoclineOperationCode_ROUTE 15
+/// A mixture of experts. Slots: input, chosen, weights, gate or none, up, down, output, active_count or none. u[0]
+/// experts; u[1] layout of down, u[2] function and u[3] function of up as FFN has them; u[4] selection: 0 all,
+/// 2 gate-first, 3 threshold; u[5] accumulate, 0 or 1. f[0] threshold.
+#define ThermoclineOperationCode_EXPERTS 16
 
 /// Start of every table, checked before any function is called.
 typedef struct ThermoclineHead {

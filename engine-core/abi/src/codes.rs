@@ -252,4 +252,11 @@ impl OperationCode {
     pub const KV_EXPORT: OperationCode = OperationCode(13);
     /// The reverse of KV_EXPORT. Slots: key, value, cache. u\[0\] KV heads, u\[1\] head_dim.
     pub const KV_IMPORT: OperationCode = OperationCode(14);
+    /// The best experts of each token, ascending, and their shares. Slots: scores, chosen (I32), weights. u\[0\] gating:
+    /// 1 softmax over all, 2 sigmoid; u\[1\] normalise, 0 or 1. f\[0\] scale.
+    pub const ROUTE: OperationCode = OperationCode(15);
+    /// A mixture of experts. Slots: input, chosen, weights, gate or none, up, down, output, active_count or none. u\[0\]
+    /// experts; u\[1\] layout of down, u\[2\] function and u\[3\] function of up as FFN has them; u\[4\] selection: 0 all,
+    /// 2 gate-first, 3 threshold; u\[5\] accumulate, 0 or 1. f\[0\] threshold.
+    pub const EXPERTS: OperationCode = OperationCode(16);
 }

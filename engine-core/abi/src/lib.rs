@@ -12,8 +12,8 @@
 //!   the length is 0.
 //! - Whoever calls owns all memory that it passes, and it is borrowed for the call only. Results of unknown length are
 //!   written into a [`Sink`] of the caller's. Nothing is freed across the boundary.
-//! - Reserved words are written as zero and not read. Parameters, slots and flags that a code does not use are zero
-//!   (slots: [`NO_SLOT`]), and are refused otherwise, so that a newer meaning is never ignored.
+//! - Reserved words are zero. So are parameters, slots and flags that a code does not use (slots: [`NO_SLOT`]). They are
+//!   refused otherwise, so that a newer meaning is never ignored.
 //! - A function returns 0 ([`Status::OK`]) or an error code, and then writes one sentence into the `detail` sink. Out
 //!   parameters mean something only after success.
 //! - A function never unwinds and never exits the process. All functions may be called from any thread, except those

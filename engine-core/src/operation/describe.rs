@@ -1,6 +1,6 @@
 //! The operands of an operation as a list, for code that treats all operations alike.
 
-use super::{Ffn, OperationKind, OperationList, Selection, Slot, SlotId, SlotRole};
+use super::{Experts, Ffn, OperationKind, OperationList, Selection, Slot, SlotId, SlotRole};
 use std::collections::BTreeMap;
 
 /// How an operation uses a slot.
@@ -37,6 +37,8 @@ impl OperationKind {
             OperationKind::KvAppend { .. } => "kv-append",
             OperationKind::Attention { .. } => "attention",
             OperationKind::Ffn(_) => "ffn",
+            OperationKind::Route { .. } => "route",
+            OperationKind::Experts(_) => "experts",
             OperationKind::Predict { .. } => "predict",
             OperationKind::Activate { .. } => "activate",
             OperationKind::Add { .. } => "add",
@@ -101,6 +103,12 @@ impl OperationKind {
                 f("output", output, Write);
             }
             OperationKind::Ffn(ffn) => visit_ffn(ffn, f),
+            OperationKind::Route { scores, chosen, weights, .. } => {
+                f("scores", scores, Read);
+                f("chosen", chosen, Write);
+                f("weights", weights, Write);
+            }
+            OperationKind::Experts(experts) => visit_experts(experts, f),
             OperationKind::Predict { input, fc1, fc2, mask, threshold: _ } => {
                 f("input", input, Read);
                 f("fc1", fc1, Read);
@@ -152,6 +160,25 @@ fn visit_ffn(ffn: &mut Ffn, f: &mut dyn FnMut(&'static str, &mut SlotId, Access)
         f("hidden", hidden, Write);
     }
     if let Some(count) = &mut ffn.active_count {
+        f("active_count", count, Write);
+    }
+}
+
+fn visit_experts(experts: &mut Experts, f: &mut dyn FnMut(&'static str, &mut SlotId, Access)) {
+    use Access::{Read, ReadWrite, Write};
+    f("input", &mut experts.input, Read);
+    f("chosen", &mut experts.chosen, Read);
+    f("weights", &mut experts.weights, Read);
+    if let Some(gate) = &mut experts.gate {
+        f("gate", gate, Read);
+    }
+    f("up", &mut experts.up, Read);
+    f("down", &mut experts.down, Read);
+    if let Selection::Mask(mask) = &mut experts.selection {
+        f("mask", mask, Read);
+    }
+    f("output", &mut experts.output, if experts.accumulate { ReadWrite } else { Write });
+    if let Some(count) = &mut experts.active_count {
         f("active_count", count, Write);
     }
 }

@@ -97,6 +97,25 @@ pub enum OperationKind {
     },
     /// A feed-forward layer, dense or sparse.
     Ffn(Ffn),
+    /// The `k` best experts of each token, `k` being the columns of `chosen`: those with the largest scores, of equal ones
+    /// the lower index, NaN counting as the largest. `chosen[t]` has them ascending by index, and `weights[t]` has
+    /// `scale * p_e` with `p = gating(scores[t])`, divided by the sum of the chosen `p` first where `normalise`.
+    Route {
+        /// F32 `[T x experts]`.
+        scores: SlotId,
+        /// I32 `[T x k]`.
+        chosen: SlotId,
+        /// F32 `[T x k]`.
+        weights: SlotId,
+        /// From scores to shares.
+        gating: Gating,
+        /// Whether the chosen shares sum to 1.
+        normalise: bool,
+        /// Factor on the shares, usually 1.
+        scale: f32,
+    },
+    /// A mixture of experts.
+    Experts(Experts),
     /// PowerInfer's low-rank predictor: `mask[t][i] = 1` where `(fc2 . relu(fc1 . input[t]))[i] >= threshold`, else 0.
     Predict {
         /// F32 `[T x n]`: whatever the model feeds its predictor, usually the residual before the norm.
@@ -174,6 +193,16 @@ pub enum NormKind {
     Rms,
     /// Mean and variance.
     Layer,
+}
+
+/// How a router's scores become shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Gating {
+    /// `exp(s_e) / sum exp(s)`, over all experts.
+    Softmax,
+    /// `1 / (1 + exp(-s_e))`.
+    Sigmoid,
 }
 
 /// A scalar function.
@@ -300,6 +329,43 @@ pub enum Selection {
     GateFirst,
     /// CATS: as gate-first, but a neuron is dropped where `|function(gate)| <= threshold`.
     Threshold(f32),
+}
+
+/// A mixture of experts: feed-forward layers of one shape, of which each token uses a few.
+///
+/// `output[t] = sum_j weights[t][j] * ffn_{chosen[t][j]}(input[t]) (+ output[t] where accumulate)`, summed in the order of
+/// `j`, where `ffn_e` is [`Ffn`]'s formula over the expert's rows. The ids of a token ascend strictly; one that does not,
+/// or that is no expert, fails the submission. Experts that no token chose are not read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// F32 `[T x n_embd]`.
+    pub input: SlotId,
+    /// I32 `[T x k]`.
+    pub chosen: SlotId,
+    /// F32 `[T x k]`.
+    pub weights: SlotId,
+    /// `[experts*n_ff x n_embd]`, the rows of expert `e` starting at `e * n_ff`.
+    pub gate: Option<SlotId>,
+    /// `[experts*n_ff x n_embd]`.
+    pub up: SlotId,
+    /// `[experts*n_embd x n_ff]` or `[experts*n_ff x n_embd]`: see `down_layout`.
+    pub down: SlotId,
+    /// F32 `[T x n_embd]`.
+    pub output: SlotId,
+    /// Optional I32 `[T x 1]`: receives the number of neurons of the chosen experts whose `h` is not 0.
+    pub active_count: Option<SlotId>,
+    /// Number of experts.
+    pub experts: u32,
+    /// How each expert's `down` is stored.
+    pub down_layout: DownLayout,
+    /// Applied to the gate (or to up, where there is no gate).
+    pub function: Activation,
+    /// Applied to up where there is a gate: `Identity`, or `Relu` for dReLU.
+    pub up_function: Activation,
+    /// Which neurons of the chosen experts take part; not `Mask`.
+    pub selection: Selection,
+    /// Whether the result is added to what `output` holds.
+    pub accumulate: bool,
 }
 
 /// A feed-forward layer over the active cluster ranges.

@@ -15,13 +15,15 @@
 //! finite, and must be one where the f64 oracle's is NaN; elements that do not depend on it are unaffected. A neuron
 //! that is not selected is not an operand: its rows may hold anything and are never read.
 
+mod bindings;
 mod describe;
 mod kinds;
 mod validate;
 
 pub use describe::{Access, Operand};
 pub use kinds::{
-    Activation, DownLayout, Ffn, NormKind, OperationKind, Rope, RopeScaling, RopeStyle, Selection,
+    Activation, DownLayout, Experts, Ffn, Gating, NormKind, OperationKind, Rope, RopeScaling, RopeStyle,
+    Selection,
 };
 
 use crate::backend::BufferView;

@@ -1,16 +1,16 @@
-//! The rules that lists and bindings obey, checked on both sides of the plug-in boundary.
+//! The rules that lists obey, checked on both sides of the plug-in boundary.
 
 use super::{
-    Access, Activation, DownLayout, Ffn, Operation, OperationKind, OperationList, Place, Rope, RopeScaling,
-    Selection, Slot, SlotId, SlotRole,
+    Access, Activation, DownLayout, Experts, Ffn, Operation, OperationKind, OperationList, Place, Rope,
+    RopeScaling, Selection, Slot, SlotId, SlotRole,
 };
-use crate::backend::{Bindings, Bound};
 use crate::{DType, Error, Result};
 
 /// More than any model or batch here needs, and small enough that products of dimensions stay in range.
 const MAX_TOKENS: u32 = 1 << 20;
 const MAX_OPERATIONS: usize = 1 << 20;
 const MAX_ELEMENTS: u64 = 1 << 40;
+const MAX_EXPERTS: u64 = 1 << 16;
 
 impl OperationList {
     /// Checks every rule of the descriptors: slots exist and have the roles, dtypes and shapes that the formulas in
@@ -238,6 +238,17 @@ impl Checker<'_> {
                 soft_cap.map_or(Ok(()), |cap| self.positive("soft_cap", cap))
             }
             OperationKind::Ffn(ffn) => self.check_ffn(ffn),
+            OperationKind::Route { scores, chosen, weights, gating: _, normalise: _, scale } => {
+                let experts = self.rows("scores", *scores, DType::F32)?;
+                let chosen = self.rows("chosen", *chosen, DType::I32)?;
+                self.rows_of("weights", *weights, DType::F32, chosen)?;
+                self.distinct("weights", *weights, &[*scores])?;
+                if chosen > experts || experts > MAX_EXPERTS {
+                    return self.fail(format!("{chosen} of {experts} experts (at most {MAX_EXPERTS})"));
+                }
+                self.finite("scale", *scale)
+            }
+            OperationKind::Experts(experts) => self.check_experts(experts),
             OperationKind::Predict { input, fc1, fc2, mask, threshold } => {
                 let columns = self.rows("input", *input, DType::F32)?;
                 let neurons = self.rows("mask", *mask, DType::U8)?;
@@ -376,174 +387,58 @@ impl Checker<'_> {
         if let Some(count) = ffn.active_count {
             self.rows_of("active_count", count, DType::I32, 1)?;
         }
-        match ffn.selection {
+        self.selection(ffn.selection, ffn.function, neurons)
+    }
+
+    fn selection(&self, selection: Selection, function: Activation, neurons: u64) -> Result<()> {
+        match selection {
             Selection::All => Ok(()),
             Selection::Mask(mask) => self.rows_of("mask", mask, DType::U8, neurons),
-            Selection::GateFirst if !ffn.function.is_zero_below() => self.fail(format!(
+            Selection::GateFirst if !function.is_zero_below() => self.fail(format!(
                 "gate-first needs a function that is zero below zero, not {}",
-                ffn.function.name()
+                function.name()
             )),
             Selection::GateFirst => Ok(()),
             Selection::Threshold(t) if !(t.is_finite() && t >= 0.0) => self.fail(format!("threshold is {t}")),
             Selection::Threshold(_) => Ok(()),
         }
     }
-}
 
-impl Bindings<'_> {
-    /// Checks everything about a submission that can be checked without knowing the backend: tokens within the
-    /// capacity, every bound slot bound once and in the right place, host spans long enough and writable where
-    /// written, sequences covering the tokens and fitting every KV cache, ranges sorted and within the layer.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`], naming slot or sequence.
-    pub fn validate(&self, list: &OperationList) -> Result<()> {
-        if self.tokens == 0 || self.tokens > list.token_capacity {
-            return Err(Error::invalid(format!(
-                "{} tokens are not in 1..={}",
-                self.tokens, list.token_capacity
-            )));
+    fn check_experts(&self, op: &Experts) -> Result<()> {
+        let width = self.rows("input", op.input, DType::F32)?;
+        self.rows_of("output", op.output, DType::F32, width)?;
+        self.distinct("output", op.output, &[op.input, op.weights])?;
+        let chosen = self.rows("chosen", op.chosen, DType::I32)?;
+        self.rows_of("weights", op.weights, DType::F32, chosen)?;
+        let (experts, rows) = (u64::from(op.experts), self.slot(op.up).tensor.rows);
+        if experts == 0 || experts > MAX_EXPERTS || chosen > experts || !rows.is_multiple_of(experts) {
+            return self
+                .fail(format!("{chosen} of {experts} experts (at most {MAX_EXPERTS}) in {rows} rows of up"));
         }
-        self.validate_slots(list)?;
-        self.validate_sequences(list)?;
-        self.validate_ranges(list)
-    }
-
-    fn validate_slots(&self, list: &OperationList) -> Result<()> {
-        let mut bound = vec![false; list.slots.len()];
-        for (id, binding) in self.slots {
-            let Some(slot) = list.slot(*id) else {
-                return Err(Error::invalid(format!("bound slot {} does not exist", id.0)));
-            };
-            let fail = |what: &str| Err(Error::invalid(format!("slot `{}` {what}", slot.name)));
-            if std::mem::replace(&mut bound[id.0 as usize], true) {
-                return fail("is bound twice");
-            }
-            if matches!(slot.role, SlotRole::Constant(_) | SlotRole::Scratch) {
-                return fail("is not bound at submit: it is a constant or scratch");
-            }
-            match (binding, slot.place) {
-                (Bound::Buffer(_), Place::Device) => {}
-                (Bound::Host(span), Place::Host) => {
-                    let rows = if slot.per_token { u64::from(self.tokens) } else { slot.tensor.rows };
-                    let needed = crate::TensorType { rows, ..slot.tensor }.bytes();
-                    if span.len() < needed {
-                        return fail(&format!(
-                            "needs {needed} bytes of host memory, bound are {}",
-                            span.len()
-                        ));
-                    }
-                    if slot.role == SlotRole::Output && !span.is_writable() {
-                        return fail("is an output bound to read-only host memory");
-                    }
-                }
-                (Bound::Buffer(_), Place::Host) => {
-                    return fail("lies in host memory but is bound to a buffer");
-                }
-                (Bound::Host(_), Place::Device) => {
-                    return fail("lies on the device but is bound to host memory");
-                }
-            }
+        let neurons = rows / experts;
+        if neurons > u64::from(u32::MAX) {
+            return self.fail(format!("{neurons} neurons are more than an expert may have"));
         }
-        for (slot, bound) in list.slots.iter().zip(&bound) {
-            if !bound && !matches!(slot.role, SlotRole::Constant(_) | SlotRole::Scratch) {
-                return Err(Error::invalid(format!("slot `{}` is not bound", slot.name)));
-            }
+        self.weight("up", op.up, rows, width)?;
+        if let Some(gate) = op.gate {
+            self.weight("gate", gate, rows, width)?;
+        } else if op.up_function != Activation::Identity {
+            return self.fail("a function of up needs a gate");
         }
-        Ok(())
-    }
-
-    fn validate_sequences(&self, list: &OperationList) -> Result<()> {
-        let mut next = 0u32;
-        for (index, span) in self.sequences.iter().enumerate() {
-            if span.first_token != next || span.tokens == 0 {
-                return Err(Error::invalid(format!(
-                    "sequence {index} starts at token {} with {} tokens; wanted a start of {next} and at least one",
-                    span.first_token, span.tokens
-                )));
+        match op.down_layout {
+            DownLayout::OutputRows => {
+                let rows = experts.checked_mul(width).unwrap_or(u64::MAX);
+                self.weight("down", op.down, rows, neurons)?;
             }
-            next = next.checked_add(span.tokens).filter(|n| *n <= self.tokens).ok_or_else(|| {
-                Error::invalid(format!(
-                    "the sequences have more tokens than the submission's {}",
-                    self.tokens
-                ))
-            })?;
-            if span.past.checked_add(span.tokens).is_none() {
-                return Err(Error::invalid(format!("sequence {index}: its positions overflow 32 bits")));
-            }
+            DownLayout::NeuronRows => self.weight("down", op.down, rows, width)?,
         }
-        if !self.sequences.is_empty() && next != self.tokens {
-            return Err(Error::invalid(format!("the sequences cover {next} of {} tokens", self.tokens)));
+        if let Some(count) = op.active_count {
+            self.rows_of("active_count", count, DType::I32, 1)?;
+            self.distinct("active_count", count, &[op.chosen])?;
         }
-        for operation in &list.operations {
-            let (cache, one_sequence) = match &operation.kind {
-                OperationKind::KvAppend { cache, .. } | OperationKind::Attention { cache, .. } => {
-                    (Some(*cache), false)
-                }
-                OperationKind::KvExport { cache, key, .. } | OperationKind::KvImport { cache, key, .. } => {
-                    self.fits_export(list, *key)?;
-                    (Some(*cache), true)
-                }
-                OperationKind::Rope(_) => (None, false),
-                _ => continue,
-            };
-            let at = |what: String| {
-                Error::invalid(format!("{} ({}): {what}", operation.label, operation.kind.name()))
-            };
-            if self.sequences.is_empty() || (one_sequence && self.sequences.len() != 1) {
-                return Err(at(format!("{} sequences are bound", self.sequences.len())));
-            }
-            let Some(positions) = cache.and_then(|c| list.slot(c)).map(|s| s.tensor.rows) else { continue };
-            for (index, span) in self.sequences.iter().enumerate() {
-                let end = u64::from(span.cache_base) + u64::from(span.past) + u64::from(span.tokens);
-                if end > positions {
-                    return Err(at(format!(
-                        "sequence {index} would end at position {end} of a KV cache of {positions}"
-                    )));
-                }
-            }
+        if let Selection::Mask(_) = op.selection {
+            return self.fail("experts take no mask");
         }
-        Ok(())
-    }
-
-    fn fits_export(&self, list: &OperationList, key: SlotId) -> Result<()> {
-        let rows = list.slot(key).map_or(0, |s| s.tensor.rows);
-        for span in self.sequences {
-            let end = u64::from(span.past) + u64::from(span.tokens);
-            if end > rows {
-                return Err(Error::invalid(format!("{end} positions do not fit an export of {rows}")));
-            }
-        }
-        Ok(())
-    }
-
-    fn validate_ranges(&self, list: &OperationList) -> Result<()> {
-        let mut named = std::collections::BTreeSet::new();
-        for active in self.ranges {
-            let Some(operation) = list.operations.get(active.operation as usize) else {
-                return Err(Error::invalid(format!(
-                    "ranges for operation {}, which does not exist",
-                    active.operation
-                )));
-            };
-            let fail = |what: String| Err(Error::invalid(format!("{}: {what}", operation.label)));
-            let OperationKind::Ffn(ffn) = &operation.kind else {
-                return fail("has active ranges but is no ffn".into());
-            };
-            if !named.insert(active.operation) {
-                return fail("has active ranges twice".into());
-            }
-            let neurons = list.slot(ffn.up).map_or(0, |s| s.tensor.rows);
-            let mut next = 0u32;
-            for range in active.ranges {
-                if range.start < next || range.end <= range.start || u64::from(range.end) > neurons {
-                    return fail(format!(
-                        "range {range} is empty, out of order, overlapping or beyond the layer's {neurons} neurons"
-                    ));
-                }
-                next = range.end;
-            }
-        }
-        Ok(())
+        self.selection(op.selection, op.function, neurons)
     }
 }

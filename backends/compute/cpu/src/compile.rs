@@ -1,8 +1,8 @@
 //! From an operation descriptor to what the threads run, or to the reason why this backend cannot.
 
 use engine_core::operation::{
-    Accumulation, Activation, Arithmetic, NormKind, OperationKind, OperationList, RopeScaling, RopeStyle,
-    Selection, SlotId, SlotRole,
+    Accumulation, Activation, Arithmetic, DownLayout, Gating, NormKind, OperationKind, OperationList,
+    RopeScaling, RopeStyle, Selection, SlotId, SlotRole,
 };
 
 use crate::kernels::format::WeightType;
@@ -10,6 +10,7 @@ use crate::kernels::pointwise;
 use crate::memory::alignment;
 use crate::run::attention::{Attention, KvAppend, KvTransfer, Rope, RopeSource};
 use crate::run::elementwise::{Activate, Binary, Copy, Embed, Norm};
+use crate::run::experts::{Experts, Route, STAGING};
 use crate::run::ffn::{Ffn, Select};
 use crate::run::input::Needs;
 use crate::run::linear::{Linear, Predict};
@@ -26,6 +27,8 @@ pub(crate) enum Kind {
     KvAppend(KvAppend),
     Attention(Attention),
     Ffn(Box<Ffn>),
+    Route(Route),
+    Experts(Box<Experts>),
     Predict(Predict),
     Activate(Activate),
     Binary(Binary),
@@ -63,6 +66,7 @@ impl Slots<'_> {
             stride: size(t.row_stride)?,
             columns: size(t.columns)?,
             rows: size(t.rows)?,
+            offset: 0,
         };
         size(t.bytes())?;
         let unit = alignment(t.dtype);
@@ -209,7 +213,7 @@ pub(crate) fn compile(list: &OperationList, at: usize, tables: &mut Vec<RopeKey>
         OperationKind::Ffn(ffn) => {
             let gate = ffn.gate.map(|g| slots.weight(g)).transpose()?;
             let (up, down) = (slots.weight(ffn.up)?, slots.weight(ffn.down)?);
-            let by_neuron = ffn.down_layout == engine_core::operation::DownLayout::NeuronRows;
+            let by_neuron = ffn.down_layout == DownLayout::NeuronRows;
             let mut hidden_needs = Needs::of(hidden, &[down.format]);
             if by_neuron {
                 // Every row has a coefficient of its own: quantised activations enter as values.
@@ -241,6 +245,19 @@ pub(crate) fn compile(list: &OperationList, at: usize, tables: &mut Vec<RopeKey>
                 hidden_needs,
             }))
         }
+        OperationKind::Route { scores, chosen, weights, gating, normalise, scale } => Kind::Route(Route {
+            scores: slots.operand(*scores)?,
+            chosen: slots.operand(*chosen)?,
+            weights: slots.operand(*weights)?,
+            softmax: match gating {
+                Gating::Softmax => true,
+                Gating::Sigmoid => false,
+                _ => return Err("an unknown gating".into()),
+            },
+            normalise: *normalise,
+            scale: *scale,
+        }),
+        OperationKind::Experts(op) => Kind::Experts(Box::new(experts(list, at, op)?)),
         OperationKind::Predict { input: from, fc1, fc2, mask, threshold } => {
             let (fc1, fc2) = (slots.weight(*fc1)?, slots.weight(*fc2)?);
             Kind::Predict(Predict {
@@ -275,5 +292,69 @@ pub(crate) fn compile(list: &OperationList, at: usize, tables: &mut Vec<RopeKey>
             value: slots.operand(*value)?,
         }),
         other => return Err(format!("the cpu backend does not know {}", other.name())),
+    })
+}
+
+/// A mixture: the layer of one expert, whose operands are moved to each expert's rows in turn.
+fn experts(list: &OperationList, at: usize, op: &engine_core::operation::Experts) -> Result<Experts, String> {
+    let Arithmetic { input, hidden, .. } = list.operations[at].arithmetic;
+    let slots = Slots(list);
+    let count = op.experts as usize;
+    let part = |id: SlotId| {
+        let weight = slots.weight(id)?;
+        Ok::<_, String>(Weight {
+            operand: Operand { rows: weight.operand.rows / count, ..weight.operand },
+            ..weight
+        })
+    };
+    let gate = op.gate.map(part).transpose()?;
+    let (up, down) = (part(op.up)?, part(op.down)?);
+    let mut hidden_needs = Needs::of(hidden, &[down.format]);
+    if op.down_layout == DownLayout::NeuronRows {
+        hidden_needs = Needs { values: hidden_needs.quantised, codes: false, ..hidden_needs };
+    }
+    let from = slots.operand(op.input)?;
+    let rows = |index: usize, columns: usize| Operand {
+        slot: list.slots.len() + index,
+        stride: (columns * 4).next_multiple_of(64),
+        columns,
+        rows: list.token_capacity as usize,
+        offset: 0,
+    };
+    let [staged_input, staged_output, staged_count] = STAGING;
+    let layer = Ffn {
+        operation: at,
+        input: rows(staged_input, from.columns),
+        gate,
+        up,
+        down,
+        gate_bias: None,
+        up_bias: None,
+        output: rows(staged_output, from.columns),
+        hidden: None,
+        active_count: op.active_count.map(|_| rows(staged_count, 1)),
+        layout: op.down_layout,
+        function: known_activation(op.function)?,
+        up_function: known_activation(op.up_function)?,
+        select: match op.selection {
+            Selection::All => Select::All,
+            Selection::GateFirst => Select::GateFirst,
+            Selection::Threshold(t) => Select::Threshold(t),
+            _ => return Err("an unknown selection of an expert's neurons".into()),
+        },
+        accumulate: false,
+        needs: Needs::of(input, &[up.format, gate.map_or(up.format, |g| g.format)]),
+        hidden_needs,
+    };
+    Ok(Experts {
+        label: list.operations[at].label.clone(),
+        layer,
+        count,
+        input: from,
+        chosen: slots.operand(op.chosen)?,
+        weights: slots.operand(op.weights)?,
+        output: slots.operand(op.output)?,
+        active_count: slots.optional(op.active_count)?,
+        accumulate: op.accumulate,
     })
 }

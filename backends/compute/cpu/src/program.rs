@@ -15,7 +15,9 @@ use crate::memory::{Budget, Buffers, Owned, Place, check_alignment};
 use crate::pool::{Pool, Stopped, Worker};
 use crate::run::attention::{self, RopeTable};
 use crate::run::input::Area;
-use crate::run::{Claims, Env, Local, Position, Run, Shared, SharedLayout, elementwise, ffn, index, linear};
+use crate::run::{
+    Claims, Env, Local, Position, Run, Shared, SharedLayout, elementwise, experts, ffn, index, linear,
+};
 use crate::schedule::{Step, schedule};
 
 /// The most tokens that a sparse layer handles at a time: its masks take four bytes per neuron and token.
@@ -29,6 +31,8 @@ pub(crate) struct Program {
     constants: Vec<Option<Place>>,
     /// Offset of each scratch slot within the executable's memory.
     scratch: Vec<Option<usize>>,
+    /// Offsets of the rows that mixtures of experts keep: [`experts::STAGING`].
+    staging: Vec<usize>,
     written: Vec<bool>,
     shared: Shared,
     claims: Vec<Claims>,
@@ -106,6 +110,7 @@ impl Program {
                 _ => None,
             });
         }
+        let staging = staging(&kinds, list.token_capacity as usize, &mut layout)?;
         let shared = shared_layout(list, &kinds, &tables, &mut layout)?;
         let memory = Owned::allocate(budget, shared.bytes.max(1) as u64, "an executable's scratch memory")?;
         let shared = Shared { base: memory.address(), layout: shared };
@@ -118,6 +123,7 @@ impl Program {
             tables,
             constants,
             scratch,
+            staging,
             written,
             shared,
             claims,
@@ -140,6 +146,7 @@ impl Program {
                 (None, None) => std::ptr::null_mut(),
             })
             .collect();
+        addresses.extend(self.staging.iter().map(|offset| self.shared.at::<u8>(*offset)));
         let mut places = Vec::with_capacity(bindings.slots.len());
         // Address, length and whether it is written, of everything bound.
         let mut extents = Vec::with_capacity(bindings.slots.len());
@@ -193,6 +200,8 @@ impl Program {
             Kind::KvAppend(op) => attention::append(run, op),
             Kind::Attention(op) => attention::attention(run, op, local),
             Kind::Ffn(op) => ffn::ffn(run, op, local)?,
+            Kind::Route(op) => experts::route(run, op, local),
+            Kind::Experts(op) => experts::experts(run, op, local)?,
             Kind::Predict(op) => linear::predict(run, op, local)?,
             Kind::Activate(op) => elementwise::activate(run, op),
             Kind::Binary(op) => elementwise::binary(run, op),
@@ -249,6 +258,14 @@ fn rope_table(key: &RopeKey, constants: &[Option<Place>]) -> Result<RopeTable> {
     Ok(RopeTable { frequencies, magnitude })
 }
 
+/// Room for the rows of one expert, where the list has any.
+fn staging(kinds: &[Kind], tokens: usize, layout: &mut Layout) -> Result<Vec<usize>> {
+    let layers =
+        || kinds.iter().filter_map(|kind| if let Kind::Experts(op) = kind { Some(&op.layer) } else { None });
+    let Some(stride) = layers().map(|layer| layer.input.stride).max() else { return Ok(Vec::new()) };
+    Ok(vec![layout.take(tokens, stride)?, layout.take(tokens, stride)?, layout.take(tokens, 64)?])
+}
+
 fn shared_layout(
     list: &OperationList,
     kinds: &[Kind],
@@ -261,7 +278,12 @@ fn shared_layout(
     for kind in kinds {
         let (from, needs) = match kind {
             Kind::Linear(op) => (op.input.columns, op.needs),
-            Kind::Ffn(op) => {
+            Kind::Ffn(_) | Kind::Experts(_) => {
+                let op = match kind {
+                    Kind::Experts(op) => &op.layer,
+                    Kind::Ffn(op) => op,
+                    _ => continue,
+                };
                 let width = op.up.operand.rows;
                 neurons = neurons.max(width);
                 // Active ranges may make any layer sparse.

@@ -55,6 +55,7 @@ fn quantised_input(kind: &Kind) -> Option<(usize, Needs)> {
         Kind::Linear(op) => (op.input.slot, op.needs),
         Kind::Ffn(op) => (op.input.slot, op.needs),
         Kind::Predict(op) => (op.input.slot, op.needs),
+        Kind::Experts(op) => (op.input.slot, op.layer.needs),
         _ => return None,
     };
     needs.quantised.then_some((slot, needs))
@@ -70,6 +71,8 @@ fn mark_reuse(list: &OperationList, mut kinds: Vec<Kind>) -> Vec<Kind> {
             });
             match kind {
                 Kind::Linear(op) if stands => op.reuse = true,
+                // It quantises the rows of one expert after the other.
+                Kind::Experts(_) => last = None,
                 _ => last = Some((slot, needs)),
             }
         }
@@ -105,7 +108,7 @@ fn barriers(list: &OperationList, kinds: &[Kind], one_token: bool) -> Vec<bool> 
                 uses.writes.insert(Thing::InputArea);
             }
         }
-        let own_phases = matches!(kind, Kind::Ffn(_) | Kind::Predict(_));
+        let own_phases = matches!(kind, Kind::Ffn(_) | Kind::Predict(_) | Kind::Experts(_));
         if own_phases {
             uses.reads.insert(Thing::NeuronRows);
             uses.writes.insert(Thing::NeuronRows);

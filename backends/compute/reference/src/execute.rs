@@ -2,7 +2,7 @@
 
 use crate::dequantise;
 use crate::memory::View;
-use crate::operations::{attention, ffn, linear, norm, pointwise, rope};
+use crate::operations::{attention, experts, ffn, linear, norm, pointwise, rope};
 use crate::quantise;
 use engine_core::backend::{ActiveRanges, SequenceSpan};
 use engine_core::operation::{Operation, OperationKind, OperationList, Quantization, SlotId};
@@ -87,6 +87,10 @@ impl Run<'_> {
                 attention::import(self, *key, *value, *cache)
             }
             OperationKind::Ffn(ffn) => ffn::ffn(self, operation.arithmetic, ffn, self.active(index, ffn.up)),
+            OperationKind::Route { scores, chosen, weights, gating, normalise, scale } => {
+                experts::route(self, *scores, *chosen, *weights, (*gating, *normalise, *scale))
+            }
+            OperationKind::Experts(op) => experts::experts(self, &operation.label, operation.arithmetic, op),
             other => Err(Error::unsupported(format!("operation {}", other.name()))),
         }
     }

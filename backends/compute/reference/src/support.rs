@@ -4,7 +4,8 @@ use crate::operations::functions;
 use crate::{dequantise, quantise};
 use engine_core::backend::Support;
 use engine_core::operation::{
-    Accumulation, Arithmetic, NormKind, OperationKind, OperationList, RopeScaling, RopeStyle, Selection,
+    Accumulation, Arithmetic, Gating, NormKind, OperationKind, OperationList, RopeScaling, RopeStyle,
+    Selection,
 };
 use engine_core::{DType, Error, Result};
 
@@ -77,6 +78,12 @@ fn is_known_kind(kind: &OperationKind) -> bool {
                     ffn.selection,
                     Selection::All | Selection::Mask(_) | Selection::GateFirst | Selection::Threshold(_)
                 )
+        }
+        OperationKind::Route { gating, .. } => matches!(gating, Gating::Softmax | Gating::Sigmoid),
+        OperationKind::Experts(op) => {
+            functions::is_known(op.function)
+                && functions::is_known(op.up_function)
+                && matches!(op.selection, Selection::All | Selection::GateFirst | Selection::Threshold(_))
         }
         OperationKind::Activate { function, .. } => functions::is_known(*function),
         _ => false,

@@ -1,12 +1,12 @@
 //! Bindings of a submission.
 
 use super::codes::place;
-use super::raw::{check_size, one, slice};
+use super::raw::{check_size, one, slice, unused};
 use super::storage::{span_from_abi, span_to_abi};
 use crate::{ActiveRanges, Binding, Bindings, BufferView, ClusterRange, HostSpan, Place, SequenceSpan};
 use engine_core::backend::{self, Bound, BufferId};
 use engine_core::operation::SlotId;
-use engine_core::{Error, Result};
+use engine_core::Result;
 use std::marker::PhantomData;
 
 /// Bindings as the boundary has them.
@@ -117,11 +117,7 @@ impl BindingsOwned {
         // SAFETY: the caller's promise.
         let bindings = unsafe { one(bindings, "bindings") }?;
         check_size::<Bindings>(bindings.struct_size, "bindings")?;
-        if bindings.reserved != [0; 4] {
-            return Err(Error::unsupported(
-                "the bindings hold what this version of the interface does not know",
-            ));
-        }
+        unused(&bindings.reserved, "bindings")?;
         // SAFETY: the caller's promise.
         let slots = unsafe { slice(bindings.slots, bindings.slots_len, "bound slots") }?;
         // SAFETY: the caller's promise.
@@ -144,6 +140,7 @@ impl BindingsOwned {
             ranges: ranges
                 .iter()
                 .map(|active| {
+                    unused(&[active.reserved.into()], "active ranges")?;
                     // SAFETY: the caller's promise.
                     let clusters = unsafe { slice(active.ranges, active.ranges_len, "cluster ranges") }?;
                     let clusters =

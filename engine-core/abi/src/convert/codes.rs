@@ -2,7 +2,7 @@
 
 use crate::{Accumulation, BufferUse, Place, Quantization, Reached, Support};
 use engine_core::backend;
-use engine_core::operation::{self, Activation, DownLayout, NormKind, RopeStyle};
+use engine_core::operation::{self, Activation, DownLayout, Gating, NormKind, RopeStyle};
 use engine_core::{Error, Result};
 
 fn unknown<T>(what: &str, code: impl std::fmt::Display) -> Result<T> {
@@ -46,6 +46,7 @@ pairs!(accumulation_code, accumulation, "accumulation", operation::Accumulation,
     operation::Accumulation::F32 = Accumulation::F32,
     operation::Accumulation::F16 = Accumulation::F16,
 });
+pairs!(gating_code, gating, "gating", Gating, u64, { Gating::Softmax = 1, Gating::Sigmoid = 2 });
 pairs!(norm_code, norm, "norm kind", NormKind, u64, { NormKind::Rms = 1, NormKind::Layer = 2 });
 pairs!(style_code, style, "rope style", RopeStyle, u64, {
     RopeStyle::Interleaved = 1,

@@ -1,8 +1,8 @@
 //! Operations to flat descriptors.
 
-use super::codes::{activation_code, layout_code, norm_code, style_code};
+use super::codes::{activation_code, gating_code, layout_code, norm_code, style_code};
 use crate::{NO_SLOT, OperationCode};
-use engine_core::operation::{Ffn, OperationKind, Rope, RopeScaling, Selection, SlotId};
+use engine_core::operation::{Experts, Ffn, OperationKind, Rope, RopeScaling, Selection, SlotId};
 use engine_core::{Error, Result};
 
 /// The part of a flat descriptor that depends on the operation.
@@ -81,6 +81,13 @@ pub(super) fn flatten(kind: &OperationKind) -> Result<Flat> {
             )
         }
         OperationKind::Ffn(ffn) => flatten_ffn(ffn),
+        OperationKind::Route { scores, chosen, weights, gating, normalise, scale } => flat(
+            OperationCode::ROUTE,
+            &[Some(*scores), Some(*chosen), Some(*weights)],
+            &[gating_code(*gating)?, u64::from(*normalise)],
+            &[*scale],
+        ),
+        OperationKind::Experts(experts) => flatten_experts(experts),
         OperationKind::Predict { input, fc1, fc2, mask, threshold } => flat(
             OperationCode::PREDICT,
             &[Some(*input), Some(*fc1), Some(*fc2), Some(*mask)],
@@ -133,18 +140,47 @@ fn flatten_rope(rope: &Rope) -> Result<Flat> {
     flat(OperationCode::ROPE, &[Some(rope.input), rope.factors, Some(rope.output)], &u, &f)
 }
 
+/// Code, mask and threshold.
+fn selection_code(selection: Selection) -> Result<(u64, Option<SlotId>, f32)> {
+    match selection {
+        Selection::All => Ok((0, None, 0.0)),
+        Selection::Mask(mask) => Ok((1, Some(mask), 0.0)),
+        Selection::GateFirst => Ok((2, None, 0.0)),
+        Selection::Threshold(threshold) => Ok((3, None, threshold)),
+        other => Err(Error::unsupported(format!(
+            "selection {other:?} has no code in this version of the interface"
+        ))),
+    }
+}
+
+fn flatten_experts(op: &Experts) -> Result<Flat> {
+    let (selection, mask, threshold) = selection_code(op.selection)?;
+    if mask.is_some() {
+        return Err(Error::invalid("experts: a mask"));
+    }
+    let slots = [
+        Some(op.input),
+        Some(op.chosen),
+        Some(op.weights),
+        op.gate,
+        Some(op.up),
+        Some(op.down),
+        Some(op.output),
+        op.active_count,
+    ];
+    let u = [
+        op.experts.into(),
+        layout_code(op.down_layout)?,
+        activation_code(op.function)?,
+        activation_code(op.up_function)?,
+        selection,
+        u64::from(op.accumulate),
+    ];
+    flat(OperationCode::EXPERTS, &slots, &u, &[threshold])
+}
+
 fn flatten_ffn(ffn: &Ffn) -> Result<Flat> {
-    let (selection, mask, threshold) = match ffn.selection {
-        Selection::All => (0, None, 0.0),
-        Selection::Mask(mask) => (1, Some(mask), 0.0),
-        Selection::GateFirst => (2, None, 0.0),
-        Selection::Threshold(threshold) => (3, None, threshold),
-        other => {
-            return Err(Error::unsupported(format!(
-                "selection {other:?} has no code in this version of the interface"
-            )));
-        }
-    };
+    let (selection, mask, threshold) = selection_code(ffn.selection)?;
     flat(
         OperationCode::FFN,
         &[

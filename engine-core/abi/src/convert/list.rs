@@ -4,7 +4,7 @@ use super::codes::{
     accumulation, accumulation_code, dtype, place, place_code, quantization, quantization_code,
 };
 use super::flatten::{Flat, flatten};
-use super::raw::{check_size, flag, one, slice};
+use super::raw::{check_size, flag, one, slice, unused};
 use super::text::{bytes_of, text_from_abi};
 use super::unflatten::unflatten;
 use crate::{BufferView, Operation, OperationList, Slot, SlotRole};
@@ -109,6 +109,7 @@ pub unsafe fn list_from_abi(list: *const OperationList) -> Result<operation::Ope
     // SAFETY: the caller's promise.
     let list = unsafe { one(list, "operation list") }?;
     check_size::<OperationList>(list.struct_size, "operation list")?;
+    unused(&list.reserved, "operation list")?;
     // SAFETY: the caller's promise.
     let slots = unsafe { slice(list.slots, list.slots_len, "slots") }?;
     // SAFETY: the caller's promise.

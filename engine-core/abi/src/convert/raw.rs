@@ -60,3 +60,11 @@ pub(super) fn flag(value: u64, what: &str) -> Result<bool> {
         other => Err(Error::invalid(format!("{what} is {other}, wanted 0 or 1"))),
     }
 }
+
+/// Reserved words are zero until a version gives them a meaning: one that is not is never passed over.
+pub(super) fn unused(words: &[u64], what: &str) -> Result<()> {
+    if words.iter().all(|word| *word == 0) {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!("{what}: a reserved word holds what this version of the interface does not know")))
+}

@@ -1,6 +1,6 @@
 //! Host memory and read requests.
 
-use super::raw::flag;
+use super::raw::{flag, unused};
 use crate::{HostSpan, Read};
 use engine_core::storage::{self, FileId};
 use engine_core::{Error, Result};
@@ -20,11 +20,12 @@ pub fn span_to_abi(span: engine_core::HostSpan) -> HostSpan {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for null with a length, a flag that is neither 0 nor 1, or a span beyond the address
-/// space.
+/// space; [`Error::Unsupported`] for a reserved word in use.
 ///
 /// # Safety
 /// The memory obeys [`engine_core::HostSpan::new`].
 pub unsafe fn span_from_abi(span: &HostSpan) -> Result<engine_core::HostSpan> {
+    unused(&[span.reserved.into()], "host span")?;
     if span.address.is_null() && span.len > 0 {
         return Err(Error::invalid(format!("a host span of {} bytes at a null pointer", span.len)));
     }
@@ -54,11 +55,12 @@ pub fn read_to_abi(read: &storage::Read) -> Read {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a range that ends before it starts, a target of another length or one that may not
-/// be written, or a priority beyond 255.
+/// be written, or a priority beyond 255; [`Error::Unsupported`] for a reserved word in use.
 ///
 /// # Safety
 /// The memory obeys [`engine_core::HostSpan::new`].
 pub unsafe fn read_from_abi(read: &Read) -> Result<storage::Read> {
+    unused(&[read.reserved.into()], "read")?;
     // SAFETY: the caller's promise.
     let into = unsafe { span_from_abi(&read.into) }?;
     let fits = read.end.checked_sub(read.start) == Some(into.len());

@@ -6,8 +6,9 @@ use engine_core::backend::{
     ActiveRanges, Bindings, Bound, BufferId, BufferView, SequenceSpan, ToleranceClass,
 };
 use engine_core::operation::{
-    Accumulation, Activation, Arithmetic, DownLayout, Ffn, NormKind, Operation, OperationKind, OperationList,
-    Place, Quantization, Rope, RopeScaling, RopeStyle, Selection, Slot, SlotId, SlotRole,
+    Accumulation, Activation, Arithmetic, DownLayout, Experts, Ffn, Gating, NormKind, Operation,
+    OperationKind, OperationList, Place, Quantization, Rope, RopeScaling, RopeStyle, Selection, Slot, SlotId,
+    SlotRole,
 };
 use engine_core::{ClusterRange, DType, Error, HostSpan, TensorType};
 use proptest::collection::vec;
@@ -93,6 +94,50 @@ fn ffn() -> impl Strategy<Value = OperationKind> {
     )
 }
 
+fn experts() -> impl Strategy<Value = OperationKind> {
+    let selection = prop_oneof![
+        Just(Selection::All),
+        Just(Selection::GateFirst),
+        number().prop_map(Selection::Threshold)
+    ];
+    let layout = prop_oneof![Just(DownLayout::OutputRows), Just(DownLayout::NeuronRows)];
+    let optional = (option::of(slot_id()), option::of(slot_id()));
+    let codes = (layout, activation(), activation(), selection, any::<bool>(), any::<u32>());
+    (vec(slot_id(), 6), optional, codes).prop_map(|(s, (gate, active_count), codes)| {
+        let (down_layout, function, up_function, selection, accumulate, experts) = codes;
+        OperationKind::Experts(Experts {
+            input: s[0],
+            chosen: s[1],
+            weights: s[2],
+            gate,
+            up: s[3],
+            down: s[4],
+            output: s[5],
+            active_count,
+            experts,
+            down_layout,
+            function,
+            up_function,
+            selection,
+            accumulate,
+        })
+    })
+}
+
+fn route() -> impl Strategy<Value = OperationKind> {
+    let gating = prop_oneof![Just(Gating::Softmax), Just(Gating::Sigmoid)];
+    ([slot_id(), slot_id(), slot_id()], gating, any::<bool>(), number()).prop_map(
+        |([scores, chosen, weights], gating, normalise, scale)| OperationKind::Route {
+            scores,
+            chosen,
+            weights,
+            gating,
+            normalise,
+            scale,
+        },
+    )
+}
+
 fn attention() -> impl Strategy<Value = OperationKind> {
     let window = option::of(1..=u32::MAX);
     let cap = option::of(number().prop_filter("0 means none", |cap| *cap != 0.0));
@@ -150,6 +195,8 @@ fn kind() -> impl Strategy<Value = OperationKind> {
         }),
         attention(),
         ffn(),
+        experts(),
+        route(),
         (slots(), number()).prop_map(|([input, fc1, fc2, mask], threshold)| OperationKind::Predict {
             input,
             fc1,

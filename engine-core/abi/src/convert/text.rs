@@ -1,6 +1,5 @@
 //! Text, sinks and errors.
 
-use super::raw::slice;
 use crate::{Bytes, Sink, Status};
 use engine_core::{Error, Result};
 use std::ffi::{OsStr, c_void};
@@ -19,8 +18,15 @@ unsafe fn raw_bytes<'a>(bytes: Bytes, what: &str) -> Result<&'a [u8]> {
     if bytes.len > MAX_TEXT {
         return Err(Error::invalid(format!("{what}: {} bytes of text", bytes.len)));
     }
-    // SAFETY: the caller's promise is the same.
-    unsafe { slice(bytes.data, bytes.len.min(1 << 26), what) }
+    if bytes.len > 0 && bytes.data.is_null() {
+        return Err(Error::invalid(format!("{what}: a null pointer with a length of {}", bytes.len)));
+    }
+    if bytes.len == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: not null, not too long, and the caller promises the rest. Not by `slice`, whose limit on elements is lower
+    // than that on text.
+    Ok(unsafe { std::slice::from_raw_parts(bytes.data, bytes.len) })
 }
 
 /// The text that `bytes` borrows. `what` names it in messages.

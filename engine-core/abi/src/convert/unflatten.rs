@@ -1,9 +1,9 @@
 //! Flat descriptors to operations.
 
-use super::codes::{activation, layout, norm, style};
+use super::codes::{activation, gating, layout, norm, style};
 use super::raw::flag;
 use crate::{NO_SLOT, Operation, OperationCode};
-use engine_core::operation::{Ffn, OperationKind, Rope, RopeScaling, Selection, SlotId};
+use engine_core::operation::{Experts, Ffn, OperationKind, Rope, RopeScaling, Selection, SlotId};
 use engine_core::{Error, Result};
 
 /// Takes slots and parameters in order, and then checks that nothing is left.
@@ -137,6 +137,15 @@ pub(super) fn unflatten(operation: &Operation) -> Result<OperationKind> {
             kv_heads: r.u32()?,
             head_dim: r.u32()?,
         },
+        OperationCode::ROUTE => OperationKind::Route {
+            scores: r.slot()?,
+            chosen: r.slot()?,
+            weights: r.slot()?,
+            gating: gating(r.u())?,
+            normalise: flag(r.u(), "route: normalise")?,
+            scale: r.f(),
+        },
+        OperationCode::EXPERTS => OperationKind::Experts(experts(&mut r)?),
         OperationCode(other) => {
             return Err(Error::unsupported(format!(
                 "operation code {other} is not known to this version of the interface"
@@ -169,25 +178,44 @@ fn rope(r: &mut Reader<'_>) -> Result<Rope> {
     Ok(Rope { input, output, factors, style, head_dim, rotary_dim, base, scaling })
 }
 
+fn selection(r: &mut Reader<'_>, mask: Option<SlotId>) -> Result<Selection> {
+    match (r.u(), mask) {
+        (0, None) => Ok(Selection::All),
+        (1, Some(mask)) => Ok(Selection::Mask(mask)),
+        (2, None) => Ok(Selection::GateFirst),
+        (3, None) => Ok(Selection::Threshold(r.f())),
+        (code @ 0..=3, _) => Err(Error::invalid(format!("selection {code} and its mask do not fit"))),
+        (code, _) => Err(Error::unsupported(format!(
+            "selection code {code} is not known to this version of the interface"
+        ))),
+    }
+}
+
+fn experts(r: &mut Reader<'_>) -> Result<Experts> {
+    Ok(Experts {
+        input: r.slot()?,
+        chosen: r.slot()?,
+        weights: r.slot()?,
+        gate: r.slot_or_none(),
+        up: r.slot()?,
+        down: r.slot()?,
+        output: r.slot()?,
+        active_count: r.slot_or_none(),
+        experts: r.u32()?,
+        down_layout: layout(r.u())?,
+        function: activation(r.u())?,
+        up_function: activation(r.u())?,
+        selection: selection(r, None)?,
+        accumulate: flag(r.u(), "experts: accumulate")?,
+    })
+}
+
 fn ffn(r: &mut Reader<'_>) -> Result<Ffn> {
     let (input, gate, up, down) = (r.slot()?, r.slot_or_none(), r.slot()?, r.slot()?);
     let (gate_bias, up_bias, mask) = (r.slot_or_none(), r.slot_or_none(), r.slot_or_none());
     let (output, hidden, active_count) = (r.slot()?, r.slot_or_none(), r.slot_or_none());
     let (down_layout, function, up_function) = (layout(r.u())?, activation(r.u())?, activation(r.u())?);
-    let selection = match (r.u(), mask) {
-        (0, None) => Selection::All,
-        (1, Some(mask)) => Selection::Mask(mask),
-        (2, None) => Selection::GateFirst,
-        (3, None) => Selection::Threshold(r.f()),
-        (code @ 0..=3, _) => {
-            return Err(Error::invalid(format!("ffn: selection {code} and its mask do not fit")));
-        }
-        (code, _) => {
-            return Err(Error::unsupported(format!(
-                "selection code {code} is not known to this version of the interface"
-            )));
-        }
-    };
+    let selection = selection(r, mask)?;
     let accumulate = flag(r.u(), "ffn: accumulate")?;
     Ok(Ffn {
         input,

@@ -42,8 +42,7 @@ fn notes(run: &Value) -> String {
 }
 
 fn trap_26_portable() {
-    let f32 = ["--activations", "f32"];
-    let (best, portable) = (greedy(None, &f32), greedy(Some("portable"), &f32));
+    let (best, portable) = (greedy(None, &[]), greedy(Some("portable"), &[]));
     assert!(notes(&best).contains("the best tier that this processor and system run"), "{}", notes(&best));
     assert!(notes(&portable).contains("kernels: portable, as asked for"), "{}", notes(&portable));
     assert_eq!(best["text"], portable["text"]);
@@ -60,29 +59,13 @@ fn trap_26_unknown() {
     run(&[&base[..], &["--config", path.to_str().unwrap()]].concat()).fails_with(&tiers);
 }
 
-/// With f32 activations the ids are the same. With int8 a sum's last bit can move an activation by one step of its block,
-/// so a near tie may go the other way: there, on the best tier's own ids, each is within the arithmetic's bound (2e-2 of
-/// the largest logit) of the portable tier's choice.
+/// All tiers round alike (but for i8mm's int8 products), so the ids are the same, whatever the activations.
 fn trap_28_tiers_agree() {
-    let f32 = ["--activations", "f32"];
-    let (best, portable) = (greedy(None, &f32), greedy(Some("portable"), &f32));
-    assert_eq!(best["ids"].as_array().unwrap().len(), 200);
-    assert_eq!(best["ids"], portable["ids"], "{} {}", notes(&best), notes(&portable));
-
-    let best = greedy(None, &["--activations", "int8"]);
-    let of =
-        |key: &str| best[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect::<Vec<_>>();
-    let (prompt, ids) = (of("prompt_ids"), of("ids"));
-    let all = [&prompt[..], &ids[..]].concat().iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-    let model = model();
-    let flags = ["score", "-m", &model, "--ids", &all, "--all-logits", "--activations", "int8"];
-    let scored = Outcome::of(command(&flags).env(TIER, "portable")).json();
-    for (step, id) in ids.iter().enumerate() {
-        let logits = scored["positions"][prompt.len() - 1 + step]["logits"].as_array().unwrap();
-        let logit = |index: usize| logits[index].as_f64().unwrap();
-        let largest = (0..logits.len()).map(logit).fold(f64::MIN, f64::max);
-        let short = (largest - logit(usize::try_from(*id).unwrap())) / largest.abs();
-        assert!(short <= 2e-2, "step {step}: id {id} is {short:.2e} under the portable tier's choice");
+    for activations in ["f32", "int8"] {
+        let flags = ["--activations", activations];
+        let (best, portable) = (greedy(None, &flags), greedy(Some("portable"), &flags));
+        assert_eq!(best["ids"].as_array().unwrap().len(), 200);
+        assert_eq!(best["ids"], portable["ids"], "{activations}: {} {}", notes(&best), notes(&portable));
     }
 }
 

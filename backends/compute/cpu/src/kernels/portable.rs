@@ -1,4 +1,5 @@
-//! The tier that every processor has: eight f32 in an array, two roundings in a multiply-add.
+//! The tier that every processor has: eight f32 in an array. It gives the bits that the tiers with a fused multiply-add
+//! give.
 
 use super::simd::{LANES, Simd};
 
@@ -9,6 +10,21 @@ pub(crate) struct Portable;
 #[inline(always)]
 fn map2(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; LANES] {
     core::array::from_fn(|i| f(a[i], b[i]))
+}
+
+/// `a x b + c` rounded once: the f64 sum is rounded to odd (Boldo and Melquiond 2008, Emulation of FMA), after which
+/// rounding it to f32 equals rounding the exact sum.
+#[cold]
+fn fused(a: f32, b: f32, c: f32) -> f32 {
+    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+    let sum = product + c;
+    let rest = sum - product;
+    let lost = (product - (sum - rest)) + (c - rest);
+    if !sum.is_finite() || lost == 0.0 || sum.to_bits() & 1 == 1 {
+        return sum as f32;
+    }
+    let away = (lost > 0.0) == (sum > 0.0);
+    f64::from_bits(if away { sum.to_bits() + 1 } else { sum.to_bits() - 1 }) as f32
 }
 
 impl Simd for Portable {
@@ -75,7 +91,17 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        core::array::from_fn(|i| a[i] * b[i] + c[i])
+        // The product is exact in f64. Rounding the sum to f64 and then to f32 differs from one rounding only where the
+        // f64 lies half way between two f32, or where the f32 is subnormal or zero.
+        let sums: [f64; LANES] =
+            core::array::from_fn(|i| f64::from(a[i]) * f64::from(b[i]) + f64::from(c[i]));
+        let doubtful = |s: f64| {
+            s.to_bits() & 0x1fff_ffff == 0x1000_0000 || s.abs() < f64::from(f32::MIN_POSITIVE) && s != 0.0
+        };
+        if sums.iter().fold(false, |any, s| any | doubtful(*s)) {
+            return core::array::from_fn(|i| fused(a[i], b[i], c[i]));
+        }
+        sums.map(|s| s as f32)
     }
     #[inline(always)]
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
@@ -159,6 +185,38 @@ impl Simd for Portable {
             }
             sum as f32
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LANES, Portable, Simd};
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Any bits at all, and sums near half way between two f32, where rounding twice goes wrong.
+        #[test]
+        fn multiply_add_rounds_once(
+            a in any::<u32>(), b in any::<u32>(), c in any::<u32>(), small in -4096i32..4096, shift in 0i32..60,
+        ) {
+            let near = f32::from_bits(a & 0x007f_ffff | 0x3f80_0000);
+            let tiny = small as f32 * 2f32.powi(-shift - 24);
+            let cases = [
+                (f32::from_bits(a), f32::from_bits(b), f32::from_bits(c)),
+                (near, f32::from_bits(b & 0x007f_ffff | 0x3f80_0000), tiny),
+                (near, tiny, f32::from_bits(c & 0x007f_ffff | 0x3f80_0000)),
+                (near, 2f32.powi(-24), f32::from_bits(c & 0x007f_ffff | 0x3f80_0000)),
+                (f32::from_bits(a & 0x0fff_ffff), f32::from_bits(b & 0x2fff_ffff), f32::from_bits(c & 0x007f_ffff)),
+            ];
+            for (a, b, c) in cases {
+                let got = Portable.fma([a; LANES], [b; LANES], [c; LANES])[0];
+                let want = a.mul_add(b, c);
+                prop_assert!(
+                    got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
+                    "{a:e} x {b:e} + {c:e}: {got:e}, not {want:e}"
+                );
+            }
+        }
     }
 }
 

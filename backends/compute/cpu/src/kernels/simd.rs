@@ -61,7 +61,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a / b`.
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a x b + c`, with one rounding where the tier has such an instruction and two where it has not.
+    /// `a x b + c`, rounded once on every tier, so that all give the same bits.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `a` where `a > b`, else `b`: a NaN in `b` stays.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;

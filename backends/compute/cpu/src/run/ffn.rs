@@ -53,11 +53,15 @@ pub(crate) struct Ffn {
 
 /// Runs the layer on this thread's share.
 pub(crate) fn ffn(run: &Run<'_>, op: &Ffn, local: &mut Local) -> Result<(), Stopped> {
+    ffn_of(run, op, run.env.tokens, local)
+}
+
+/// The same for the first `tokens` rows of its operands.
+pub(crate) fn ffn_of(run: &Run<'_>, op: &Ffn, tokens: usize, local: &mut Local) -> Result<(), Stopped> {
     let neurons = op.up.operand.rows;
     let all = [ClusterRange::new(0, neurons as u32)];
     let ranges = run.env.ranges_of(op.operation).unwrap_or(&all);
     let dense = matches!(op.select, Select::All) && matches!(ranges, [r] if r.len() as usize == neurons);
-    let tokens = run.env.tokens;
     let input =
         Source { data: run.env.f32(&op.input, 0), stride: op.input.stride / 4, n: op.input.columns, tokens };
     let input = ready(run, input, op.needs, &mut local.input, run.shared.layout.input, false)?;

@@ -4,6 +4,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod elementwise;
+pub(crate) mod experts;
 pub(crate) mod ffn;
 pub(crate) mod input;
 pub(crate) mod linear;
@@ -31,6 +32,8 @@ pub(crate) struct Operand {
     pub(crate) columns: usize,
     /// Rows (the capacity, where per token).
     pub(crate) rows: usize,
+    /// Bytes from the slot's address to row 0: where an expert's part of a slot starts.
+    pub(crate) offset: usize,
 }
 
 /// A weight slot.
@@ -75,7 +78,7 @@ impl Env {
     /// Row `row` of an operand.
     #[inline]
     pub(crate) fn row(&self, operand: &Operand, row: usize) -> *mut u8 {
-        self.addresses[operand.slot].wrapping_add(row * operand.stride)
+        self.addresses[operand.slot].wrapping_add(operand.offset + row * operand.stride)
     }
 
     /// Row `row` of an f32 operand.
@@ -92,7 +95,7 @@ impl Env {
     /// A weight's matrix.
     pub(crate) fn matrix(&self, weight: &Weight) -> Matrix {
         Matrix {
-            data: self.addresses[weight.operand.slot],
+            data: self.addresses[weight.operand.slot].wrapping_add(weight.operand.offset),
             stride: weight.operand.stride,
             columns: weight.operand.columns,
             format: weight.format,
@@ -122,6 +125,8 @@ pub(crate) struct Local {
     pub(crate) saved: Vec<f32>,
     /// Rope angles of a token.
     pub(crate) angles: Vec<[f32; 2]>,
+    /// Expert, token and column of every choice of a batch.
+    pub(crate) choices: Vec<(u32, u32, u32)>,
 }
 
 /// Claim counters of one operation.

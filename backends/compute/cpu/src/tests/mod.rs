@@ -13,6 +13,7 @@ use engine_core::{
 
 use crate::CpuModule;
 
+mod experts;
 mod handles;
 
 fn open(options: &str) -> Box<dyn ComputeBackend> {

@@ -3,8 +3,8 @@
 use super::{Trial, f32_bytes};
 use engine_core::backend::SequenceSpan;
 use engine_core::operation::{
-    Activation, Arithmetic, NormKind, OperationKind, Quantization, Rope, RopeScaling, RopeStyle, SlotId,
-    SlotRole,
+    Activation, Arithmetic, DownLayout, Experts, Gating, NormKind, OperationKind, Quantization, Rope,
+    RopeScaling, RopeStyle, Selection, SlotId, SlotRole,
 };
 use engine_core::{DType, Error, TensorType};
 
@@ -247,4 +247,76 @@ fn predictor_marks_neurons() {
     t.push(OperationKind::Predict { input, fc1, fc2, mask, threshold: 0.75 });
     t.run().unwrap();
     assert_eq!(t.bytes(mask), [1, 0, 0]);
+}
+
+fn ids(t: &Trial, slot: SlotId) -> Vec<i32> {
+    t.bytes(slot).chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+#[test]
+fn routes_take_the_best_in_ascending_order() {
+    let e = std::f64::consts::E;
+    for (gating, normalise, expected) in [
+        (Gating::Softmax, false, [2.0 / (e + 2.0 / e + 2.0), 2.0 * e / (e + 2.0 / e + 2.0)]),
+        (Gating::Softmax, true, [2.0 / (1.0 + e), 2.0 * e / (1.0 + e)]),
+        (Gating::Sigmoid, false, [1.0, 2.0 / (1.0 + 1.0 / e)]),
+    ] {
+        let mut t = Trial::new(1);
+        // Of the two zeros the first is taken.
+        let scores = t.input(&[-1.0, 0.0, 0.0, 1.0, -1.0]);
+        let (chosen, weights) = (t.output(DType::I32, 2), t.output(DType::F32, 2));
+        t.push(OperationKind::Route { scores, chosen, weights, gating, normalise, scale: 2.0 });
+        t.run().unwrap();
+        assert_eq!(ids(&t, chosen), [1, 3]);
+        close(&t.floats(weights), &expected);
+    }
+}
+
+#[test]
+fn experts_are_summed_by_weight() {
+    let run = |chosen: [i32; 2], down_layout, rows: &[f32]| {
+        let mut t = Trial::new(1);
+        let input = t.input(&[1.0, 2.0]);
+        let bytes: Vec<u8> = chosen.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let tensor = TensorType::matrix(DType::I32, 1, 2).unwrap();
+        let chosen = t.slot(SlotRole::Input, tensor, true, &bytes);
+        let weights = t.input(&[0.5, 0.25]);
+        // Three experts of two neurons: gates 1 and -1, 2 and 1, then not finite.
+        let gate = t.weight(2, &[1.0, 0.0, -1.0, 0.0, 0.0, 1.0, 1.0, 0.0, f32::NAN, 0.0, 0.0, f32::NAN]);
+        let up = t.weight(2, &[1.0, 1.0, 5.0, 5.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+        let down = t.weight(2, rows);
+        let (output, count) = (t.output(DType::F32, 2), t.output(DType::I32, 1));
+        t.push(OperationKind::Experts(Experts {
+            input,
+            chosen,
+            weights,
+            gate: Some(gate),
+            up,
+            down,
+            output,
+            active_count: Some(count),
+            experts: 3,
+            down_layout,
+            function: Activation::Relu,
+            up_function: Activation::Identity,
+            selection: Selection::GateFirst,
+            accumulate: false,
+        }));
+        let result = t.run();
+        (result, ids(&t, count), t.floats(output))
+    };
+    // h is 3 and nothing for the first, 4 and 1 for the second; down is (1, 2), (3, 4), (5, 6), (7, 8) by neuron.
+    let expected = [0.5 * 3.0 + 0.25 * (20.0 + 7.0), 0.5 * 6.0 + 0.25 * (24.0 + 8.0)];
+    let by_neuron = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 0.0, 0.0, 0.0, 0.0];
+    let by_output = [1.0, 3.0, 2.0, 4.0, 5.0, 7.0, 6.0, 8.0, 0.0, 0.0, 0.0, 0.0];
+    for (layout, rows) in [(DownLayout::NeuronRows, by_neuron), (DownLayout::OutputRows, by_output)] {
+        let (result, count, output) = run([0, 1], layout, &rows);
+        result.unwrap();
+        assert_eq!(count, [3]);
+        close(&output, &expected);
+    }
+    for wrong in [[1, 0], [1, 1], [0, 3], [-1, 0]] {
+        let error = run(wrong, DownLayout::NeuronRows, &by_neuron).0.unwrap_err();
+        assert!(matches!(&error, Error::Data { detail } if detail.contains("token 0")), "{error}");
+    }
 }

@@ -1,5 +1,5 @@
-//! Tiers against each other: which run here, which are refused and why, and that those with a fused multiply-add give
-//! the same bits on every architecture.
+//! Tiers against each other: which run here, which are refused and why, and that all give the same bits on every
+//! architecture.
 
 use engine_core::operation::Activation;
 
@@ -97,8 +97,7 @@ fn functions_of(kernels: &Kernels) -> Vec<f32> {
     results
 }
 
-/// Digests that every tier with a fused multiply-add has; the portable one rounds twice, and i8mm sums int8 products in
-/// an order of its own.
+/// Digests that every tier has, but that i8mm sums int8 products in an order of its own.
 const DIGESTS: &[(&str, u64)] = &[
     ("functions", 0xc40e_25f5_080d_50d5),
     ("F32", 0x08ad_87b0_2b65_ea02),
@@ -117,8 +116,8 @@ const DIGESTS: &[(&str, u64)] = &[
 ];
 
 #[test]
-fn tiers_with_fused_multiply_add_give_the_same_bits_on_every_architecture() {
-    for kernels in tiers().filter(|k| k.name != "portable") {
+fn tiers_give_the_same_bits_on_every_architecture() {
+    for kernels in tiers() {
         let mut got: Vec<(String, u64)> = vec![("functions".into(), digest(&functions_of(kernels)))];
         for format in WeightType::ALL {
             got.push((format!("{format:?}"), digest(&products_of(kernels, format, false))));
