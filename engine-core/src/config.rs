@@ -25,6 +25,24 @@ options! {
     }
 }
 
+impl General {
+    /// Whether this program may read the rest.
+    fn check(&self) -> Result<()> {
+        if self.version != CONFIG_VERSION {
+            return Err(Error::config(format!(
+                "`version` is {}, this program reads version {CONFIG_VERSION}",
+                self.version
+            )));
+        }
+        match self.requires.iter().find(|feature| !KNOWN_FEATURES.contains(&feature.as_str())) {
+            Some(feature) => {
+                Err(Error::config(format!("`requires` names `{feature}`, which this version does not have")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 options! {
     /// `[plugins]`: where plug-ins are found besides `THERMOCLINE_PLUGIN_PATH`, the manifest directories and the
     /// program's own folder.
@@ -156,6 +174,10 @@ impl Config {
         let mut root: toml::Table = text
             .parse()
             .map_err(|e: toml::de::Error| Error::config(format!("{origin}: {}", e.to_string().trim_end())))?;
+        // First of all: what else a later version's file says, this one cannot judge.
+        let about = root.iter().filter(|(key, _)| *key == "version" || *key == "requires");
+        let about = about.map(|(key, value)| (key.clone(), value.clone())).collect();
+        General::from_table(&about, "top of the file").and_then(|about| about.check()).map_err(in_origin)?;
         let sections = sections();
         let mut tables: BTreeMap<&str, OptionTable> = BTreeMap::new();
         let mut config = Config::default();
@@ -189,26 +211,11 @@ impl Config {
         config.planner = PlannerSection::from_table(&table("planner"), "[planner]").map_err(in_origin)?;
         config.runtime = Runtime::from_table(&table("runtime"), "[runtime]").map_err(in_origin)?;
         config.sampling = Sampling::from_table(&table("sampling"), "[sampling]").map_err(in_origin)?;
-        config.check_general().map_err(in_origin)?;
+        if config.compute.devices.is_empty() {
+            let problem = Error::config("[compute]: `devices` is empty; name at least one, such as \"cpu\"");
+            return Err(in_origin(problem));
+        }
         Ok(config)
-    }
-
-    fn check_general(&self) -> Result<()> {
-        if self.general.version != CONFIG_VERSION {
-            return Err(Error::config(format!(
-                "`version` is {}, this program reads version {CONFIG_VERSION}",
-                self.general.version
-            )));
-        }
-        if let Some(feature) = self.general.requires.iter().find(|f| !KNOWN_FEATURES.contains(&f.as_str())) {
-            return Err(Error::config(format!(
-                "`requires` names `{feature}`, which this version does not have"
-            )));
-        }
-        if self.compute.devices.is_empty() {
-            return Err(Error::config("[compute]: `devices` is empty; name at least one, such as \"cpu\""));
-        }
-        Ok(())
     }
 
     /// The table of one plug-in; empty where the config has none.
@@ -240,6 +247,12 @@ impl Config {
                     let _ = write!(text, "\n{}\n{options}", Config::options_place(*of, plugin));
                 }
             }
+        }
+        if let Some(seed) = self.sampling.seed.filter(|seed| i64::try_from(*seed).is_err()) {
+            let _ = writeln!(
+                text,
+                "# seed = {seed}: a file holds whole numbers of 63 bits, --seed takes this one"
+            );
         }
         text
     }
@@ -310,6 +323,15 @@ mod tests {
     }
 
     #[test]
+    fn a_seed_that_no_file_can_hold_is_not_shown_as_another() {
+        let mut config = Config::default();
+        config.sampling.seed = Some(u64::MAX);
+        let text = config.to_toml();
+        assert!(text.contains("\n# seed = 18446744073709551615: "), "{text}");
+        assert_eq!(Config::parse(&text, "x").unwrap(), Config::default());
+    }
+
+    #[test]
     fn errors_name_file_and_key() {
         for (text, wanted) in [
             ("strct = true", "f.toml: unknown key or section `strct`; did you mean `strict`?"),
@@ -321,6 +343,10 @@ mod tests {
             ("[runtime]\nbatchs = 3", "did you mean `batch`?"),
             ("runtime = 3", "wanted a table [runtime]"),
             ("version = 2", "this program reads version 1"),
+            // What a later version adds is not what is wrong with its file.
+            ("version = 2\nnew_key = 1\n[new_section]\nx = 1", "this program reads version 1"),
+            ("requires = ['time-travel']\n[runtime]\ntravel = 'back'", "`time-travel`"),
+            ("version = 'two'", "`version`"),
             ("requires = ['time-travel']", "`time-travel`"),
             ("[compute]\ndevices = []", "`devices` is empty"),
             ("[compute.options]\ncpu = 3", "wanted [compute.options.NAME]"),

@@ -5,8 +5,8 @@ use std::fmt;
 /// How the elements of a tensor are stored.
 ///
 /// Quantised types store blocks of [`DType::block_elements`] consecutive elements of a row; a row of a quantised
-/// tensor is a whole number of blocks. Names and layouts are those of the GGUF specification, whose numeric codes
-/// [`DType::code`] also uses (they are the codes at the plug-in boundary, too).
+/// tensor is a whole number of blocks. Names and layouts are the usual ones of quantised model files; the numeric codes
+/// of the plug-in boundary are those of [`DType::code`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DType {
@@ -52,7 +52,7 @@ pub enum DType {
     I64,
     /// IEEE 754 binary64.
     F64,
-    /// Unsigned bytes; neuron masks use 0 and 1. No GGUF code: 1000 at the boundary.
+    /// Unsigned bytes; neuron masks use 0 and 1. 1000 at the boundary.
     U8,
 }
 
@@ -93,7 +93,7 @@ impl DType {
         TABLE.iter().find(|row| row.0 == self).unwrap_or(&TABLE[0])
     }
 
-    /// The numeric code used in GGUF files and at the plug-in boundary.
+    /// The numeric code at the plug-in boundary.
     pub fn code(self) -> u32 {
         self.row().1
     }

@@ -166,7 +166,8 @@ macro_rules! integer_option {
                 }
             }
             fn to_value(&self) -> Option<toml::Value> {
-                Some(toml::Value::Integer(i64::try_from(*self).unwrap_or(i64::MAX)))
+                // TOML has 63 bits; what does not fit is absent rather than another number.
+                i64::try_from(*self).ok().map(toml::Value::Integer)
             }
             fn from_value(value: &toml::Value) -> Option<Self> {
                 value.as_integer().and_then(|i| <$t>::try_from(i).ok())

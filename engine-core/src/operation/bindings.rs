@@ -1,7 +1,7 @@
 //! The rules that bindings obey, checked on both sides of the plug-in boundary.
 
 use super::{OperationKind, OperationList, Place, SlotId, SlotRole};
-use crate::backend::{Bindings, Bound};
+use crate::backend::{Bindings, Bound, SequenceSpan};
 use crate::{Error, Result};
 
 impl Bindings<'_> {
@@ -89,6 +89,7 @@ impl Bindings<'_> {
         if !self.sequences.is_empty() && next != self.tokens {
             return Err(Error::invalid(format!("the sequences cover {next} of {} tokens", self.tokens)));
         }
+        let mut caches = false;
         for operation in &list.operations {
             let (cache, one_sequence) = match &operation.kind {
                 OperationKind::KvAppend { cache, .. } | OperationKind::Attention { cache, .. } => {
@@ -108,6 +109,7 @@ impl Bindings<'_> {
                 return Err(at(format!("{} sequences are bound", self.sequences.len())));
             }
             let Some(positions) = cache.and_then(|c| list.slot(c)).map(|s| s.tensor.rows) else { continue };
+            caches = true;
             for (index, span) in self.sequences.iter().enumerate() {
                 let end = u64::from(span.cache_base) + u64::from(span.past) + u64::from(span.tokens);
                 if end > positions {
@@ -115,6 +117,27 @@ impl Bindings<'_> {
                         "sequence {index} would end at position {end} of a KV cache of {positions}"
                     )));
                 }
+            }
+        }
+        if caches { self.apart() } else { Ok(()) }
+    }
+
+    /// No two sequences share positions of the cache: what one appends, another would read or overwrite.
+    fn apart(&self) -> Result<()> {
+        let start = |span: &SequenceSpan| u64::from(span.cache_base);
+        let end = |span: &SequenceSpan| start(span) + u64::from(span.past) + u64::from(span.tokens);
+        let mut order: Vec<usize> = (0..self.sequences.len()).collect();
+        order.sort_unstable_by_key(|index| self.sequences[*index].cache_base);
+        for pair in order.windows(2) {
+            let (before, after) = (&self.sequences[pair[0]], &self.sequences[pair[1]]);
+            if end(before) > start(after) {
+                return Err(Error::invalid(format!(
+                    "sequence {} ends at position {} of the KV cache, behind the start {} of sequence {}",
+                    pair[0],
+                    end(before),
+                    start(after),
+                    pair[1]
+                )));
             }
         }
         Ok(())
@@ -159,5 +182,33 @@ impl Bindings<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operation::Arithmetic;
+    use crate::{DType, TensorType};
+
+    #[test]
+    fn sequences_do_not_share_positions_of_a_cache() {
+        let mut list = OperationList::new(4);
+        let row = list.per_token("row", SlotRole::Input, DType::F32, 8).unwrap();
+        let cache = TensorType::matrix(DType::F16, 16, 16).unwrap();
+        let cache = list.fixed("cache", SlotRole::State, cache);
+        let kind = OperationKind::KvAppend { key: row, value: row, cache, kv_heads: 1, head_dim: 8 };
+        list.push("append", kind, Arithmetic::F32);
+        let check = |bases: [u32; 2]| {
+            let span = |first_token, cache_base| SequenceSpan { first_token, tokens: 2, past: 3, cache_base };
+            let sequences = [span(0, bases[0]), span(2, bases[1])];
+            let bindings = Bindings { tokens: 4, sequences: &sequences, ..Bindings::default() };
+            bindings.validate_sequences(&list).map_err(|error| error.detail().contains("behind the start"))
+        };
+        assert_eq!(check([0, 5]), Ok(()));
+        assert_eq!(check([8, 0]), Ok(()));
+        assert_eq!(check([0, 4]), Err(true));
+        assert_eq!(check([7, 7]), Err(true));
+        assert_eq!(check([4, 0]), Err(true));
     }
 }

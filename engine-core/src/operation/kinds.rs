@@ -116,7 +116,7 @@ pub enum OperationKind {
     },
     /// A mixture of experts.
     Experts(Experts),
-    /// PowerInfer's low-rank predictor: `mask[t][i] = 1` where `(fc2 . relu(fc1 . input[t]))[i] >= threshold`, else 0.
+    /// A low-rank predictor: `mask[t][i] = 1` where `(fc2 . relu(fc1 . input[t]))[i] >= threshold`, else 0.
     Predict {
         /// F32 `[T x n]`: whatever the model feeds its predictor, usually the residual before the norm.
         input: SlotId,
@@ -270,7 +270,7 @@ pub struct Rope {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RopeStyle {
-    /// `(2j, 2j + 1)`: GGUF's llama family.
+    /// `(2j, 2j + 1)`: neighbours.
     Interleaved,
     /// `(j, j + rotary_dim/2)`: NEOX, qwen2, gemma.
     Halves,
@@ -309,9 +309,9 @@ pub enum RopeScaling {
 /// How `down` is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DownLayout {
-    /// `[n_embd x n_ff]`: a row per output element, as GGUF files have it.
+    /// `[n_embd x n_ff]`: a row per output element.
     OutputRows,
-    /// `[n_ff x n_embd]`: a row per neuron, as PowerInfer's and prepared files have it.
+    /// `[n_ff x n_embd]`: a row per neuron.
     NeuronRows,
 }
 

@@ -13,7 +13,8 @@
 //! # Values that are not finite
 //! An output element that depends on a NaN or an infinity through the operation's formula may be any value that is not
 //! finite, and must be one where the f64 oracle's is NaN; elements that do not depend on it are unaffected. A neuron
-//! that is not selected is not an operand: its rows may hold anything and are never read.
+//! that is not selected is not an operand: its rows of gate and up, and of a down stored by neuron, may hold anything
+//! and are never read; a down stored by output may be read there, and what it holds changes no result.
 
 mod bindings;
 mod describe;
