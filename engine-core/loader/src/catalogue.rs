@@ -292,7 +292,8 @@ impl Catalogue {
         }
         entry.linked = Some(Linked(module));
         let explicit = |e: &Entry| matches!(e.source, Source::Config | Source::Environment);
-        let at = self.entries.iter().take_while(|e| explicit(e)).count();
+        // Behind the last of them: entries begin with what was no library, from all sources.
+        let at = self.entries.iter().rposition(explicit).map_or(0, |last| last + 1);
         self.entries.insert(at, entry);
         self.settle();
     }

@@ -267,6 +267,9 @@ fn check_head(head: &Head, kind: Kind, size: usize) -> std::result::Result<(), S
     if head.kind != kind {
         return Err(unknown_kind(head.kind.0));
     }
+    if head.reserved != [0; 4] {
+        return Err("says something in its table's reserved words that this program does not know".into());
+    }
     // All functions of 1.0 are required; those of later minor versions are not.
     if (head.struct_size as usize) < size {
         return Err(format!("has a table of {} bytes, interface 1.0 has {size}", head.struct_size));
@@ -415,38 +418,64 @@ mod tests {
         assert!(error.contains("interface 1.0 has"), "{error}");
     }
 
-    /// The same module in three versions.
-    macro_rules! version {
-        ($module:ident { $kind:ty $(, $added:ident)* }) => {
-            mod $module {
-                #![allow(non_local_definitions, dead_code, reason = "abi_stable's derive; only layouts are compared")]
+    /// The module of a host of a later minor version: what 1.0 has, and a kind at the end.
+    mod later {
+        #![allow(non_local_definitions, dead_code, reason = "abi_stable's derive; only layouts are compared")]
 
-                #[repr(C)]
-                #[derive(abi_stable::StableAbi)]
-                #[sabi(kind(Prefix(prefix_ref = RootRef)))]
-                #[sabi(missing_field(option))]
-                pub(super) struct Root {
-                    #[sabi(last_prefix_field)]
-                    pub(super) kind: $kind,
-                    $(pub(super) $added: u32,)*
+        use engine_abi::{CacheTableRef, ComputeTableRef, Kind, PlannerTableRef, StorageTableRef};
+
+        /// abi_stable's derive notes the package that it is compiled in; this stands for a later engine-abi.
+        macro_rules! env {
+            ("CARGO_PKG_NAME") => {
+                "engine-abi"
+            };
+            ("CARGO_PKG_VERSION") => {
+                "1.1.0"
+            };
+        }
+
+        macro_rules! module {
+            ($name:ident { $kind:ty $(, $added:ident)* }) => {
+                pub(super) mod $name {
+                    use super::*;
+
+                    #[repr(C)]
+                    #[derive(abi_stable::StableAbi)]
+                    #[sabi(kind(Prefix(prefix_ref = PluginModuleRef)))]
+                    #[sabi(missing_field(option))]
+                    pub(in super::super) struct PluginModule {
+                        kind: $kind,
+                        compute: Option<ComputeTableRef>,
+                        storage: Option<StorageTableRef>,
+                        cache: Option<CacheTableRef>,
+                        #[sabi(last_prefix_field)]
+                        planner: Option<PlannerTableRef>,
+                        $($added: Option<PlannerTableRef>,)*
+                    }
                 }
-            }
-        };
+            };
+        }
+        module!(longer { Kind, codec });
+        module!(other { u64, codec });
     }
-    version!(first { u32 });
-    version!(second { u32, added });
-    version!(other { u64 });
 
+    /// The library has the layout that every Rust plug-in of this version has. (That of a newer library in this host is
+    /// tested with a whole one, in `tests/loader/versions.rs`.)
     #[test]
-    fn either_side_may_be_the_newer_one() {
+    fn an_older_library_suits_a_newer_host() {
         use abi_stable::StableAbi;
-        let (first, second, other) =
-            (first::RootRef::LAYOUT, second::RootRef::LAYOUT, other::RootRef::LAYOUT);
-        assert_eq!(compatible(first, first), None);
-        assert_eq!(compatible(first, second), None);
-        assert_eq!(compatible(second, first), None);
-        assert!(compatible(first, other).is_some());
-        assert!(compatible(other, second).is_some());
+        let library = PluginModuleRef::LAYOUT;
+        let host = later::longer::PluginModuleRef::LAYOUT;
+        assert!(check_layout_compatibility(host, library).is_err(), "abi_stable alone refuses it");
+        assert_eq!(compatible(host, library), None);
+        assert_eq!(compatible(library, host), None);
+        assert_eq!(compatible(library, library), None);
+        let other = later::other::PluginModuleRef::LAYOUT;
+        for (host, library) in [(other, library), (library, other)] {
+            let difference = compatible(host, library).expect("another layout");
+            assert!(difference.contains("mismatched type"), "{difference}");
+            assert!(!difference.contains("mismatched package"), "{difference}");
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The argument that makes a program a probe; the library's path follows.
+/// The argument that makes a program a probe; the library's path follows, then the milliseconds that it may take.
 pub const PROBE_ARGUMENT: &str = "--thermocline-probe-plugin";
 
 /// Starts the lines of the report, which a library's own output on stdout may surround.
@@ -45,6 +45,10 @@ pub fn probe_main_if_requested() {
     let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a valid resource and a valid struct.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const no_core) };
+    // Whoever started the probe ends it in time; this is for when that one is gone itself.
+    let limit = arguments.next().and_then(|limit| limit.to_str()?.parse::<u32>().ok()).unwrap_or(60_000);
+    // SAFETY: sets a timer whose signal ends this process.
+    unsafe { libc::alarm(limit.div_ceil(1000) + 1) };
     say(&Line::Stage("while it was loaded".into()));
     let line = match library::open(Path::new(&path)).and_then(|loaded| report(&loaded)) {
         Ok(report) => Line::Report(Box::new(report)),
@@ -149,6 +153,7 @@ pub(crate) fn probe(program: &Path, library: &Path, timeout: Duration) -> Result
     let mut child = Command::new(program)
         .arg(PROBE_ARGUMENT)
         .arg(library)
+        .arg(timeout.as_millis().to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -4,9 +4,9 @@ use super::codes::place;
 use super::raw::{check_size, one, slice, unused};
 use super::storage::{span_from_abi, span_to_abi};
 use crate::{ActiveRanges, Binding, Bindings, BufferView, ClusterRange, HostSpan, Place, SequenceSpan};
+use engine_core::Result;
 use engine_core::backend::{self, Bound, BufferId};
 use engine_core::operation::SlotId;
-use engine_core::Result;
 use std::marker::PhantomData;
 
 /// Bindings as the boundary has them.

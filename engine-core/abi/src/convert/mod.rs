@@ -42,4 +42,6 @@ pub fn timeout_from_ns(ns: u64) -> Duration {
 }
 
 #[cfg(test)]
+mod limits;
+#[cfg(test)]
 mod tests;

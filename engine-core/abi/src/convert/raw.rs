@@ -66,5 +66,7 @@ pub(super) fn unused(words: &[u64], what: &str) -> Result<()> {
     if words.iter().all(|word| *word == 0) {
         return Ok(());
     }
-    Err(Error::unsupported(format!("{what}: a reserved word holds what this version of the interface does not know")))
+    Err(Error::unsupported(format!(
+        "{what}: a reserved word holds what this version of the interface does not know"
+    )))
 }

@@ -6,3 +6,4 @@ mod liars;
 mod page;
 mod search;
 mod support;
+mod versions;

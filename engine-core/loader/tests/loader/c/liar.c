@@ -75,6 +75,10 @@ struct ThermoclineInstance {
     int lie;
 };
 
+#ifdef NEEDS
+extern int NEEDS(void); /* of another library, called by the last function of all */
+#endif
+
 static ThermoclineStatus open_device(uint32_t index, ThermoclineBytes options, ThermoclineInstance **out,
                                      ThermoclineSink detail) {
     char text[64] = {0};
@@ -94,6 +98,9 @@ static ThermoclineStatus open_device(uint32_t index, ThermoclineBytes options, T
 
 static void close_device(ThermoclineInstance *device) {
     free(device);
+#ifdef NEEDS
+    (void)NEEDS();
+#endif
 }
 
 static ThermoclineStatus describe(ThermoclineInstance *device, ThermoclineSink out, ThermoclineSink detail) {
@@ -190,7 +197,11 @@ static const struct {
 #endif
                        .kind = KIND,
                        .abi_major = MAJOR,
-                       .abi_minor = MINOR},
+                       .abi_minor = MINOR,
+#ifdef RESERVED
+                       .reserved = {RESERVED},
+#endif
+                      },
               .info = info,
               .schema = schema,
               .devices = devices,
