@@ -33,6 +33,14 @@ pub enum FormatError {
         /// What is wrong, as a predicate, and what to do.
         problem: String,
     },
+    /// A file of PyTorch's that is damaged, or holds more than tensors.
+    #[error("{}: {problem}", path.display())]
+    Checkpoint {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
     /// A container version that is not read here.
     #[error("{}: GGUF version {found} is not supported: {advice}", path.display())]
     Version {
@@ -178,6 +186,20 @@ pub enum FormatError {
         what: String,
         /// What is accepted, and what to do.
         advice: String,
+    },
+    /// A file that must not be written, or could not be.
+    #[error("{}: {problem}", path.display())]
+    Target {
+        /// The file.
+        path: PathBuf,
+        /// Why, as a predicate, and what to do.
+        problem: String,
+    },
+    /// Writing was stopped.
+    #[error("{}: stopped before it was complete; nothing was written", path.display())]
+    Cancelled {
+        /// The file that would have been written.
+        path: PathBuf,
     },
     /// Bytes or values that cannot be converted between block formats.
     #[error("conversion of {dtype}: {problem}")]

@@ -11,13 +11,17 @@
 //! | [`gguf`] | the container: typed metadata, tensor table, splits, writer; `safetensors` gives folders the same table |
 //! | [`model`] | the model: sizes, rope, activation and per-layer tensors, all checked against each other |
 //! | [`tokenizer`] | text to ids and back |
+//! | [`convert`] | GGUF files made of other models, and with other types |
+//! | [`pickle`] | PyTorch's files of tensors, such as PowerInfer's predictors |
 //! | [`quantise`] | scalar conversion between block formats and `f32`, both ways |
 
 #![deny(unsafe_code)] // allowed again in `gguf::mapping`, the one place that maps a file
 
+pub mod convert;
 pub mod error;
 pub mod gguf;
 pub mod model;
+pub mod pickle;
 pub mod quantise;
 mod safetensors;
 pub mod tokenizer;

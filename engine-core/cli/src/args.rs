@@ -6,6 +6,9 @@ use engine_core::config::Config;
 use engine_core::options::FieldKind;
 use std::path::PathBuf;
 
+mod convert;
+pub(crate) use convert::{ConvertArgs, QuantizeArgs, WritingArgs};
+
 const AFTER_HELP: &str = "\
 Every flag that shapes a run is also a variable: --top-k is THERMOCLINE_TOP_K. A flag wins over
 its variable, that over the config file, that over the default.
@@ -67,6 +70,11 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Shows what is in a model file, and what would run where.
     Inspect(InspectArgs),
+    /// Makes a GGUF file of a safetensors folder or of PowerInfer's container.
+    Convert(ConvertArgs),
+    /// Writes a model with its weights in another type.
+    #[command(visible_alias = "quantise")]
+    Quantize(QuantizeArgs),
     /// Checks, describes or shows the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),

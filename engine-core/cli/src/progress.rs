@@ -1,12 +1,48 @@
 //! A line on a terminal while something takes long; nothing where it is quick, or nobody looks.
 
 use crate::output;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long something takes before a person wants to be told.
 const PATIENCE: Duration = Duration::from_millis(1500);
+
+/// A bar of bytes for work whose end is known.
+pub(crate) struct Bar(Option<ProgressBar>);
+
+impl Bar {
+    /// A bar on standard error; none where that is no terminal, or `quiet`.
+    pub(crate) fn start(bytes: u64, quiet: bool) -> Bar {
+        const LOOK: &str = "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}";
+        if quiet || !output::stderr_is_terminal() {
+            return Bar(None);
+        }
+        let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::stderr());
+        Bar(Some(
+            bar.with_style(
+                ProgressStyle::with_template(LOOK).unwrap_or_else(|_| ProgressStyle::default_bar()),
+            ),
+        ))
+    }
+
+    /// `done` bytes are done, `what` is under way.
+    pub(crate) fn at(&self, what: &str, done: u64) {
+        if let Some(bar) = &self.0 {
+            bar.set_message(what.to_owned());
+            bar.set_position(done);
+        }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
 
 /// Shows its line until it is dropped.
 pub(crate) struct Progress {

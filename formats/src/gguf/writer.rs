@@ -35,7 +35,8 @@ impl<'a> GgufWriter<'a> {
     }
 
     /// Everything that `file` holds, to be changed and written again. A split model becomes one file. What was read from
-    /// safetensors keeps its own order of elements (`rope.pairs`, `norm_offset`), which other programs do not know.
+    /// safetensors keeps its own order of elements (`rope.pairs`, `norm_offset`), which other programs do not know:
+    /// [`convert`](crate::convert) is for them.
     pub fn copy_of(file: &'a GgufFile) -> GgufWriter<'a> {
         let joined = file.files().len() > 1;
         let kept = file.metadata().iter().filter(|(key, _)| !(joined && key.starts_with("split.")));
@@ -153,34 +154,13 @@ impl<'a> GgufWriter<'a> {
     }
 
     fn alignment(&self) -> u64 {
-        let key = self.metadata.iter().find(|entry| entry.0 == "general.alignment");
-        let value = key.and_then(|entry| entry.1.integer()).and_then(|value| u64::try_from(value).ok());
-        value.filter(|value| value.is_power_of_two()).unwrap_or(32)
+        alignment(&self.metadata)
     }
 
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
-        let mut header = Vec::new();
-        header.extend_from_slice(self.container.magic());
-        header.extend_from_slice(&self.version.to_le_bytes());
-        header.extend_from_slice(&(self.tensors.len() as u64).to_le_bytes());
-        header.extend_from_slice(&(self.metadata.len() as u64).to_le_bytes());
-        for (key, value) in &self.metadata {
-            put_string(&mut header, key.as_bytes());
-            header.extend_from_slice(&value.value_type().code().to_le_bytes());
-            put_value(&mut header, value);
-        }
         let alignment = self.alignment();
-        let mut offset = 0_u64;
-        for tensor in &self.tensors {
-            put_string(&mut header, tensor.name.as_bytes());
-            header.extend_from_slice(&(tensor.dims.len() as u32).to_le_bytes());
-            for size in &tensor.dims {
-                header.extend_from_slice(&size.to_le_bytes());
-            }
-            header.extend_from_slice(&tensor.dtype.code().to_le_bytes());
-            header.extend_from_slice(&offset.to_le_bytes());
-            offset += (tensor.bytes.len() as u64).next_multiple_of(alignment);
-        }
+        let rows: Vec<Row<'_>> = self.tensors.iter().map(Tensor::row).collect();
+        let header = header(self.container, self.version, &self.metadata, &rows, alignment);
         out.write_all(&header)?;
         pad(out, header.len() as u64, alignment)?;
         for tensor in &self.tensors {
@@ -191,7 +171,60 @@ impl<'a> GgufWriter<'a> {
     }
 }
 
-fn pad(out: &mut dyn Write, written: u64, alignment: u64) -> io::Result<()> {
+/// A tensor in the header.
+pub(crate) struct Row<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dtype: DType,
+    pub(crate) dims: &'a [u64],
+    pub(crate) bytes: u64,
+}
+
+impl Tensor<'_> {
+    fn row(&self) -> Row<'_> {
+        Row { name: &self.name, dtype: self.dtype, dims: &self.dims, bytes: self.bytes.len() as u64 }
+    }
+}
+
+/// The alignment that a file with this metadata has.
+pub(crate) fn alignment(metadata: &[(String, Value)]) -> u64 {
+    let key = metadata.iter().find(|entry| entry.0 == "general.alignment");
+    let value = key.and_then(|entry| entry.1.integer()).and_then(|value| u64::try_from(value).ok());
+    value.filter(|value| value.is_power_of_two()).unwrap_or(32)
+}
+
+/// All that stands before the padding and the data.
+pub(crate) fn header(
+    container: Container,
+    version: u32,
+    metadata: &[(String, Value)],
+    tensors: &[Row<'_>],
+    alignment: u64,
+) -> Vec<u8> {
+    let mut header = Vec::new();
+    header.extend_from_slice(container.magic());
+    header.extend_from_slice(&version.to_le_bytes());
+    header.extend_from_slice(&(tensors.len() as u64).to_le_bytes());
+    header.extend_from_slice(&(metadata.len() as u64).to_le_bytes());
+    for (key, value) in metadata {
+        put_string(&mut header, key.as_bytes());
+        header.extend_from_slice(&value.value_type().code().to_le_bytes());
+        put_value(&mut header, value);
+    }
+    let mut offset = 0_u64;
+    for tensor in tensors {
+        put_string(&mut header, tensor.name.as_bytes());
+        header.extend_from_slice(&(tensor.dims.len() as u32).to_le_bytes());
+        for size in tensor.dims {
+            header.extend_from_slice(&size.to_le_bytes());
+        }
+        header.extend_from_slice(&tensor.dtype.code().to_le_bytes());
+        header.extend_from_slice(&offset.to_le_bytes());
+        offset += tensor.bytes.next_multiple_of(alignment);
+    }
+    header
+}
+
+pub(crate) fn pad(out: &mut dyn Write, written: u64, alignment: u64) -> io::Result<()> {
     let missing = written.next_multiple_of(alignment) - written;
     io::copy(&mut io::Read::take(io::repeat(0), missing), out).map(drop)
 }

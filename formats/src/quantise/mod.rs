@@ -1,6 +1,6 @@
 //! Scalar conversion between block formats and `f32`: the reference for kernels, and the way to convert at load.
 //!
-//! Decoding is exact. Encoding follows the formats' reference; blocks are independent of each other, so the bytes do
+//! Decoding is exact (but of F64). Encoding follows the formats' reference; blocks are independent of each other, so the bytes do
 //! not depend on the number of threads.
 
 mod legacy;
@@ -33,6 +33,7 @@ pub const READABLE: &[DType] = &[
     DType::IQ4NL,
     DType::IQ4XS,
     DType::MXFP4,
+    DType::F64,
 ];
 
 /// Types that [`quantise`] writes.
@@ -85,6 +86,7 @@ pub fn dequantise(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
         DType::BF16 => {
             each(bytes, out, |bytes: &[u8; 2], [value]| *value = bf16::from_le_bytes(*bytes).to_f32())
         }
+        DType::F64 => each(bytes, out, |bytes: &[u8; 8], [value]| *value = f64::from_le_bytes(*bytes) as f32),
         DType::Q4_0 => each(bytes, out, legacy::decode_q4_0),
         DType::Q4_1 => each(bytes, out, legacy::decode_q4_1),
         DType::Q5_0 => each(bytes, out, legacy::decode_q5_0),

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
+use super::experts;
 use crate::gguf::{Metadata, Value};
 use crate::{FormatError, Result};
 
@@ -14,6 +15,7 @@ pub(super) enum Family {
     Llama,
     Gemma3,
     Opt,
+    Falcon,
 }
 
 /// What the configuration says.
@@ -30,25 +32,43 @@ struct Row {
     family: Family,
     /// Where the file does not say.
     tied: bool,
+    /// Keys of a mixture of experts.
+    experts: Option<ReadExperts>,
 }
 
+type ReadExperts = fn(&Keys<'_>, &mut dyn FnMut(&str, Value)) -> Result<()>;
+
+const LLAMA: Row =
+    Row { model_type: "llama", architecture: "llama", family: Family::Llama, tied: false, experts: None };
+
 const TABLE: &[Row] = &[
-    Row { model_type: "llama", architecture: "llama", family: Family::Llama, tied: false },
-    Row { model_type: "mistral", architecture: "mistral", family: Family::Llama, tied: false },
-    Row { model_type: "qwen2", architecture: "qwen2", family: Family::Llama, tied: false },
-    Row { model_type: "qwen3", architecture: "qwen3", family: Family::Llama, tied: false },
-    Row { model_type: "gemma3_text", architecture: "gemma3", family: Family::Gemma3, tied: true },
-    Row { model_type: "opt", architecture: "opt", family: Family::Opt, tied: true },
+    LLAMA,
+    Row { model_type: "mistral", architecture: "mistral", ..LLAMA },
+    Row { model_type: "bamboo", architecture: "bamboo", ..LLAMA },
+    Row { model_type: "qwen2", architecture: "qwen2", ..LLAMA },
+    Row { model_type: "qwen3", architecture: "qwen3", ..LLAMA },
+    Row { model_type: "gemma3_text", architecture: "gemma3", family: Family::Gemma3, tied: true, ..LLAMA },
+    Row { model_type: "opt", architecture: "opt", family: Family::Opt, tied: true, ..LLAMA },
+    Row { model_type: "falcon", architecture: "falcon", family: Family::Falcon, tied: true, ..LLAMA },
+    // GGUF knows Mixtral as `llama` with experts.
+    Row { model_type: "mixtral", experts: Some(experts::mixtral), ..LLAMA },
+    Row { model_type: "qwen3_moe", architecture: "qwen3moe", experts: Some(experts::qwen3), ..LLAMA },
+    Row {
+        model_type: "smallthinker",
+        architecture: "smallthinker",
+        experts: Some(experts::smallthinker),
+        ..LLAMA
+    },
 ];
 
 /// Reads keys of one JSON object.
-struct Keys<'a> {
+pub(super) struct Keys<'a> {
     path: &'a Path,
     json: &'a Json,
 }
 
 impl Keys<'_> {
-    fn get(&self, key: &str) -> Option<&Json> {
+    pub(super) fn get(&self, key: &str) -> Option<&Json> {
         self.json.get(key).filter(|value| !value.is_null())
     }
 
@@ -57,17 +77,17 @@ impl Keys<'_> {
         FormatError::KeyType { path: self.path.to_path_buf(), key: key.into(), found, wanted: wanted.into() }
     }
 
-    fn bad(&self, key: &str, problem: String) -> FormatError {
+    pub(super) fn bad(&self, key: &str, problem: String) -> FormatError {
         FormatError::KeyValue { path: self.path.to_path_buf(), key: key.into(), problem }
     }
 
-    fn optional_size(&self, key: &str) -> Result<Option<u32>> {
+    pub(super) fn optional_size(&self, key: &str) -> Result<Option<u32>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let size = value.as_u64().and_then(|size| u32::try_from(size).ok()).filter(|&size| size > 0);
         size.map(Some).ok_or_else(|| self.wrong(key, value, "a whole number from 1"))
     }
 
-    fn size(&self, key: &str) -> Result<u32> {
+    pub(super) fn size(&self, key: &str) -> Result<u32> {
         let missing = || FormatError::MissingKey {
             path: self.path.to_path_buf(),
             key: key.into(),
@@ -81,7 +101,7 @@ impl Keys<'_> {
         value.as_f64().ok_or_else(|| self.wrong(key, value, "a number"))
     }
 
-    fn truth(&self, key: &str, default: bool) -> Result<bool> {
+    pub(super) fn truth(&self, key: &str, default: bool) -> Result<bool> {
         let Some(value) = self.get(key) else { return Ok(default) };
         value.as_bool().ok_or_else(|| self.wrong(key, value, "true or false"))
     }
@@ -111,7 +131,13 @@ pub(super) fn read(path: &Path, json: &Json) -> Result<Config> {
     let mut set = |suffix: &str, value: Value| metadata.push(format!("{}.{suffix}", row.architecture), value);
     set("block_count", keys.size("num_hidden_layers")?.into());
     set("embedding_length", keys.size("hidden_size")?.into());
-    set("context_length", keys.size("max_position_embeddings")?.into());
+    // Falcon's older files do not say it.
+    let fixed = (row.family == Family::Falcon).then_some(2048);
+    let context = match keys.optional_size("max_position_embeddings")?.or(fixed) {
+        Some(context) => context,
+        None => keys.size("max_position_embeddings")?,
+    };
+    set("context_length", context.into());
     let heads = keys.size("num_attention_heads")?;
     set("attention.head_count", heads.into());
     let mut activation = "hidden_act";
@@ -120,8 +146,14 @@ pub(super) fn read(path: &Path, json: &Json) -> Result<Config> {
         activation = "activation_function";
         set("feed_forward_length", keys.size("ffn_dim")?.into());
         set("attention.layer_norm_epsilon", Value::F32(1e-5)); // fixed in the model's code
+    } else if row.family == Family::Falcon {
+        activation = "activation";
+        falcon(&keys, heads, &mut set)?;
     } else {
-        set("feed_forward_length", keys.size("intermediate_size")?.into());
+        match row.experts {
+            Some(read) => read(&keys, &mut set)?,
+            None => set("feed_forward_length", keys.size("intermediate_size")?.into()),
+        }
         set("attention.layer_norm_rms_epsilon", keys.float("rms_norm_eps", 1e-6)?.into());
         set("attention.head_count_kv", keys.optional_size("num_key_value_heads")?.unwrap_or(heads).into());
         if let Some(width) = keys.optional_size("head_dim")? {
@@ -131,8 +163,10 @@ pub(super) fn read(path: &Path, json: &Json) -> Result<Config> {
         set("rope.pairs", Value::from("split")); // as the library turns, whatever GGUF files of the family do
         rope(&keys, &mut set)?;
         // Only Qwen has the switch.
-        if keys.truth("use_sliding_window", matches!(row.architecture, "mistral" | "gemma3"))?
-            && let Some(window) = keys.optional_size("sliding_window")?
+        if keys.truth(
+            "use_sliding_window",
+            row.model_type == "mixtral" || matches!(row.architecture, "mistral" | "gemma3"),
+        )? && let Some(window) = keys.optional_size("sliding_window")?
         {
             if row.architecture.starts_with("qwen") {
                 return Err(keys.bad("use_sliding_window", "is true, which is not read for Qwen yet".into()));
@@ -144,7 +178,9 @@ pub(super) fn read(path: &Path, json: &Json) -> Result<Config> {
         gemma3(&keys, &mut set)?;
         activation = "hidden_activation";
     }
-    if let Some(name) = keys.text(activation)? {
+    // Bamboo's name says it; SmallThinker has none.
+    let named = if row.architecture == "bamboo" { None } else { keys.text(activation)? };
+    if let Some(name) = named {
         let known =
             [("silu", "silu"), ("relu", "relu"), ("gelu_pytorch_tanh", "gelu-tanh"), ("gelu", "gelu-erf")];
         let Some((_, name)) = known.iter().find(|(theirs, _)| *theirs == name) else {
@@ -172,6 +208,28 @@ fn opt(keys: &Keys<'_>) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+fn falcon(keys: &Keys<'_>, heads: u32, set: &mut dyn FnMut(&str, Value)) -> Result<()> {
+    let grouped = keys.truth("new_decoder_architecture", false)?;
+    if keys.truth("alibi", false)? {
+        return Err(keys.bad("alibi", "is true; only models with rope are read".into()));
+    }
+    if !grouped && !keys.truth("parallel_attn", true)? {
+        return Err(keys.bad("parallel_attn", "is false; only models with it are read".into()));
+    }
+    let kv_heads = match (grouped, keys.truth("multi_query", true)?) {
+        (true, _) => keys.optional_size("num_kv_heads")?.unwrap_or(heads),
+        (false, true) => 1,
+        (false, false) => heads,
+    };
+    let width = keys.size("hidden_size")?;
+    let neurons = keys.optional_size("ffn_hidden_size")?.or(width.checked_mul(4));
+    let neurons = neurons.ok_or_else(|| keys.bad("hidden_size", format!("is {width}, far too much")))?;
+    set("attention.head_count_kv", kv_heads.into());
+    set("feed_forward_length", neurons.into());
+    set("attention.layer_norm_epsilon", keys.float("layer_norm_epsilon", 1e-5)?.into());
+    rope(keys, set)
 }
 
 fn gemma3(keys: &Keys<'_>, set: &mut dyn FnMut(&str, Value)) -> Result<()> {

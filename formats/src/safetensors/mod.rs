@@ -6,9 +6,10 @@
 //! Face does.
 
 mod config;
-mod names;
+mod experts;
+pub(crate) mod names;
 mod shard;
-mod tokenizer;
+pub(crate) mod tokenizer;
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -102,6 +103,12 @@ pub(crate) fn open(folder: &Path) -> Result<GgufFile> {
                 "`tie_word_embeddings` in `{CONFIG}` is false, so the head is a matrix of its own"
             ),
         });
+    }
+    if config.metadata.uint("falcon.attention.head_count_kv")? == Some(1) {
+        // One group is in the order that GGUF has.
+        for tensor in &mut tensors {
+            tensor.name = tensor.name.replace(names::FUSED_BY_GROUP, "attn_qkv");
+        }
     }
     let mut seen = HashSet::new();
     if let Some(twice) = tensors.iter().find(|tensor| !seen.insert(tensor.name.as_str())) {

@@ -40,7 +40,7 @@ fn values() -> Vec<f32> {
 #[test]
 fn blocks_decode_to_the_same_bits() {
     let fixture = fixture();
-    for &dtype in READABLE.iter().filter(|dtype| !matches!(dtype, DType::F32 | DType::F16)) {
+    for &dtype in READABLE.iter().filter(|dtype| !matches!(dtype, DType::F32 | DType::F16 | DType::F64)) {
         let row = &fixture["decode"][dtype.name()];
         let wanted: Vec<u32> =
             bytes(&row["values"]).as_chunks::<4>().0.iter().map(|v| u32::from_le_bytes(*v)).collect();

@@ -5,6 +5,7 @@ mod chat;
 mod completions;
 mod config;
 mod conformance;
+mod convert;
 mod diverge;
 mod inspect;
 mod plugins;
@@ -28,6 +29,8 @@ pub(crate) fn dispatch(cli: Cli, matches: &clap::ArgMatches) -> Result<ExitCode>
         Command::Score(args) => score::score(&global, &args).map(done),
         Command::Bench(args) => bench::bench(&global, &args).map(done),
         Command::Inspect(args) => inspect::inspect(&global, &args),
+        Command::Convert(args) => convert::convert(&global, &args),
+        Command::Quantize(args) => convert::quantize(&global, &args),
         Command::Config(command) => config::config(&global, &command).map(done),
         Command::Completions { shell } => completions::completions(shell).map(done),
         Command::Plugins(command) => plugins::plugins(&global, &command),

@@ -1,0 +1,144 @@
+//! Makes GGUF files: of safetensors folders and PowerInfer's container as other programs read them, and of any model
+//! with its weights in other types.
+//!
+//! [`plan`] decides everything without reading a weight: keys, names, order of elements, types. [`Output::write`] then
+//! streams tensor by tensor. What a safetensors folder needs besides copying: names (done where it is opened), queries
+//! and keys of the Llama family in GGUF's order of rope pairs, Gemma's norms plus 1, Falcon's fused matrix taken out of
+//! its groups, experts stacked, Llama 3's rope scaling as a tensor of factors, keys in the types that llama.cpp wants.
+
+mod keys;
+mod predictors;
+mod source;
+mod tensors;
+mod types;
+mod write;
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use engine_core::DType;
+
+use crate::gguf::writer::Row;
+use crate::gguf::{Container, GgufFile, Value};
+use crate::model::ModelDescription;
+use crate::{FormatError, Result};
+pub(crate) use source::{Data, Order, Source};
+pub use types::Types;
+pub use write::{check_target, partial_path};
+
+/// What is to be made of a model.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// How weights are stored.
+    pub types: Types,
+    /// Name of the pre-tokenizer, instead of the one that was found.
+    pub pre_tokenizer: Option<String>,
+    /// Leaves the tokenizer out.
+    pub without_tokenizer: bool,
+    /// Folder of PowerInfer's predictors (`model_0.pt`, ...) to be added.
+    pub predictors: Option<PathBuf>,
+    /// Leaves predictors out, which other programs than this one and PowerInfer do not know.
+    pub without_predictors: bool,
+}
+
+/// How a file is written.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteOptions {
+    /// Threads that convert.
+    pub threads: usize,
+    /// Replaces a file that is there.
+    pub force: bool,
+}
+
+/// A file that is to be written.
+#[derive(Debug)]
+pub struct Output<'a> {
+    container: Container,
+    metadata: Vec<(String, Value)>,
+    tensors: Vec<Tensor<'a>>,
+    /// Files that are read.
+    inputs: Vec<PathBuf>,
+    /// Whether the model was whole, so that what is written must be.
+    complete: bool,
+    /// What a person should be told, one sentence each.
+    pub lines: Vec<String>,
+}
+
+/// A tensor that is to be written.
+#[derive(Debug)]
+pub(crate) struct Tensor<'a> {
+    pub(crate) name: String,
+    pub(crate) dtype: DType,
+    /// Innermost first.
+    pub(crate) dims: Vec<u64>,
+    pub(crate) source: Source<'a>,
+}
+
+impl Tensor<'_> {
+    fn elements(&self) -> u64 {
+        self.dims.iter().product() // those of stored tensors
+    }
+
+    fn row_elements(&self) -> u64 {
+        self.dims.first().copied().unwrap_or(1)
+    }
+
+    fn byte_len(&self) -> u64 {
+        let row = self.dtype.row_bytes(self.row_elements()).unwrap_or(0); // types are chosen to fit
+        row * self.dims.iter().skip(1).product::<u64>()
+    }
+
+    fn row(&self) -> Row<'_> {
+        Row { name: &self.name, dtype: self.dtype, dims: &self.dims, bytes: self.byte_len() }
+    }
+
+    fn portions(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        self.source.portions(self.elements(), self.row_elements())
+    }
+
+    fn read(&self, portion: Range<u64>, target: &Path) -> Result<Vec<u8>> {
+        self.source.read(portion.clone(), self.row_elements(), self.dtype).map_err(|error| {
+            FormatError::Tensor {
+                path: target.to_path_buf(),
+                tensor: self.name.clone(),
+                problem: format!(
+                    "cannot be stored as {} (elements from {}): {error}",
+                    self.dtype, portion.start
+                ),
+            }
+        })
+    }
+}
+
+/// Decides what is written of the model in `file`.
+///
+/// # Errors
+/// Where the model has what GGUF has no place for, or a type that is not read here; names tensor or key.
+pub fn plan<'a>(file: &'a GgufFile, options: &Options) -> Result<Output<'a>> {
+    let mut lines = Vec::new();
+    let complete = file.container() == Container::Safetensors || ModelDescription::describe(file).is_ok();
+    let mut tensors = tensors::collect(file, options, &mut lines)?;
+    let mut metadata = keys::collect(file, options, &mut lines)?;
+    if let Some(folder) = &options.predictors {
+        predictors::add(folder, file, &mut tensors, &mut metadata, &mut lines)?;
+    }
+    let file_type = types::choose(&options.types, file, &mut tensors, &mut lines)?;
+    let mut set = |key: &str, value: Value| match metadata.iter_mut().find(|entry| entry.0 == key) {
+        Some(entry) => entry.1 = value,
+        None => metadata.push((key.to_owned(), value)),
+    };
+    if let Some(file_type) = file_type {
+        set("general.file_type", Value::U32(file_type));
+    }
+    if tensors.iter().any(|tensor| tensor.dtype.is_quantised()) {
+        set("general.quantization_version", Value::U32(2));
+    }
+    Ok(Output {
+        container: Container::Gguf,
+        metadata,
+        tensors,
+        inputs: file.files().map(Path::to_path_buf).collect(),
+        complete,
+        lines,
+    })
+}
