@@ -1,9 +1,10 @@
 //! A model that is ready to run: planned, its weights on the device, its lists prepared.
 
+use crate::conversions::Conversions;
 use crate::graph::{Graph, body, head, step};
 use crate::options::EngineOptions;
 use crate::planning::{Graphs, Planned};
-use crate::profile::weight_bytes_per_token;
+use crate::profile::Sizes;
 use crate::resource::Executable;
 use crate::support::denied;
 use crate::weights::Weights;
@@ -66,6 +67,7 @@ struct Inner {
     model: ModelDescription,
     plan: Plan,
     options: EngineOptions,
+    conversions: Conversions,
     context: u32,
     device: String,
     backend: Arc<dyn ComputeBackend>,
@@ -105,19 +107,26 @@ impl Engine {
     pub fn load_file(file: &GgufFile, stack: Stack, options: EngineOptions) -> Result<Engine> {
         let started = Instant::now();
         let planned = Planned::new(file, &stack, options)?;
-        let Planned { model, options, context, profile, plan, at, tensors } = planned;
+        let Planned { model, options, context, profile, plan, at, conversions, weights } = planned;
         let Stack { compute, storage, mut cache, .. } = stack;
         let (device, backend) = &compute[at];
         configure_cache(&profile, &mut *cache)?;
         let planned = started.elapsed();
-        let weights = Weights::load(file.path(), file.file_len(), &tensors, &storage, (device, backend))?;
+        let weights = Weights::load(&model, file.file_len(), &weights, &storage, (device, backend))?;
         let weighed = started.elapsed();
         let prepare = |graph: Graph, what: &str| -> Result<Prepared> {
             let executable = Executable::prepare(backend, &graph.list)
                 .map_err(RuntimeError::device(device, &format!("preparing {what}")))?;
             Ok(Prepared { executable, graph })
         };
-        let graphs = Graphs { model: &model, plan: &plan.layers, options: &options, context, backend };
+        let graphs = Graphs {
+            model: &model,
+            plan: &plan.layers,
+            options: &options,
+            context,
+            backend,
+            conversions: &conversions,
+        };
         let graph_options = graphs.options();
         let places = &weights.places;
         let step = prepare(step(graph_options, places)?, "decode")?;
@@ -130,9 +139,10 @@ impl Engine {
             started.elapsed() - weighed,
         );
         tracing::debug!(
-            "loaded in {load_seconds:.3} s: {} bytes of weights {} device `{device}`, context {context}",
+            "loaded in {load_seconds:.3} s: {} bytes of weights, {} of them copied to device `{device}`, context \
+             {context}",
             weights.bytes,
-            if weights.imported { "viewed by" } else { "copied to" },
+            weights.copied,
         );
         let (device, backend) = (device.clone(), Arc::clone(backend));
         let (score, cache) = (Mutex::new(None), Mutex::new(cache));
@@ -146,6 +156,7 @@ impl Engine {
             model,
             plan,
             options,
+            conversions,
             context,
             device,
             backend,
@@ -203,19 +214,25 @@ impl Engine {
         self.inner.load_seconds
     }
 
-    /// Bytes of weights on the device (or viewed by it), each tensor once: tied embeddings count once.
+    /// Bytes of weights on the device (or viewed by it) as it has them, each once: tied embeddings count once.
     pub fn weight_bytes(&self) -> u64 {
         self.inner.weights.bytes
     }
 
-    /// Whether the device views the tier's memory instead of holding a copy.
+    /// Bytes of weights that the device holds itself: copies of what it cannot view where the storage tier has it, and
+    /// what is converted for it.
+    pub fn weight_bytes_copied(&self) -> u64 {
+        self.inner.weights.copied
+    }
+
+    /// Whether the device views the tier's memory, at least for some of the weights, instead of holding copies of all.
     pub fn weights_imported(&self) -> bool {
-        self.inner.weights.imported
+        self.inner.weights.copied < self.inner.weights.bytes
     }
 
     /// Bytes of weights that one token reads where no neuron is skipped.
     pub fn weight_bytes_per_token(&self) -> u64 {
-        weight_bytes_per_token(&self.inner.model)
+        Sizes { model: &self.inner.model, conversions: &self.inner.conversions }.per_token()
     }
 
     pub(crate) fn step_list(&self) -> &Prepared {
@@ -243,6 +260,7 @@ impl Engine {
             options: &inner.options,
             context: inner.context,
             backend: &inner.backend,
+            conversions: &inner.conversions,
         };
         let graph = head(graphs.options(), &inner.weights.places, self.score_rows())?;
         if let Some(denied) = denied(&*inner.backend, &graph.list).first() {

@@ -7,10 +7,10 @@ use crate::{
 };
 use engine_core::DType;
 use engine_core::backend::BufferUse;
-use engine_core::operation::{OperationKind, OperationList, Selection};
+use engine_core::operation::{OperationKind, OperationList, Selection, SlotRole};
 use engine_core::planner::{Fallback, SparsityPolicy};
 use formats::tokenizer::TokenizerOptions;
-use formats::{GgufFile, Tokenizer};
+use formats::{GgufFile, TensorInfo, Tokenizer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -85,15 +85,56 @@ fn predictors_are_brought_only_where_they_are_used() {
     assert_eq!(predicted.weight_bytes_per_token(), dense + row);
 }
 
-fn no_q8_0(list: &OperationList, index: usize) -> Option<String> {
-    let quantised = list.slots.iter().find(|slot| slot.tensor.dtype == DType::Q8_0)?;
+fn constant(list: &OperationList) -> Option<&engine_core::operation::Slot> {
+    list.slots.iter().find(|slot| matches!(slot.role, SlotRole::Constant(_)))
+}
+
+fn no_linear(list: &OperationList, index: usize) -> Option<String> {
+    let weight = constant(list)?;
     matches!(list.operations[index].kind, OperationKind::Linear { .. })
-        .then(|| format!("no kernel for {}", quantised.tensor.dtype))
+        .then(|| format!("no kernel for {}", weight.tensor.dtype))
+}
+
+fn no_quantised_linear(list: &OperationList, index: usize) -> Option<String> {
+    if constant(list)?.tensor.dtype.is_quantised() { no_linear(list, index) } else { None }
+}
+
+#[test]
+fn types_without_kernels_are_converted_where_they_are_used() {
+    let plain = load(&Arc::new(FakeDevice::new()), options()).unwrap();
+    let device = Arc::new(FakeDevice::denying(no_quantised_linear));
+    let file = GgufFile::open(story()).unwrap();
+    let stack = Stack {
+        compute: vec![("first".into(), Arc::clone(&device) as _)],
+        storage: Arc::new(FakeTier::reading(&story())),
+        cache: Box::new(FakeCache),
+        planner: Arc::new(FakePlanner(|_, _| ())),
+    };
+    let engine = Engine::load_file(&file, stack, options()).unwrap();
+    // Attention and the head in F16, the rest viewed as it is; the table is tied to the head, so it is there twice.
+    let as_f16 = |tensor: &TensorInfo| tensor.elements() * 2;
+    let model = engine.model();
+    let attention: Vec<&TensorInfo> = model
+        .layers
+        .iter()
+        .flat_map(|layer| [&layer.attention.q, &layer.attention.k, &layer.attention.v, &layer.attention.o])
+        .map(|linear| &linear.weight)
+        .collect();
+    let converted: u64 =
+        attention.iter().map(|tensor| as_f16(tensor)).sum::<u64>() + as_f16(&model.token_embd);
+    assert_eq!(engine.weight_bytes_copied(), converted);
+    let stored: u64 = attention.iter().map(|tensor| tensor.byte_len()).sum();
+    assert_eq!(engine.weight_bytes(), plain.weight_bytes() - stored + converted);
+    let (before, after) = (plain.weight_bytes_per_token(), engine.weight_bytes_per_token());
+    assert_eq!(after, before - stored - model.token_embd.byte_len() + converted);
+    let log = device.log.lock().unwrap();
+    let held: u64 = log.allocated.iter().filter(|a| a.0 == BufferUse::Weights).map(|a| a.1).sum();
+    assert_eq!((held, log.imports), (converted, 1));
 }
 
 #[test]
 fn a_denied_dtype_names_tensor_type_device_and_reason() {
-    let device = Arc::new(FakeDevice::denying(no_q8_0));
+    let device = Arc::new(FakeDevice::denying(no_linear));
     // The second fake can run everything, but this planner insists on the first.
     let (error, text) = refusal(load(&device, options()));
     assert!(matches!(error, RuntimeError::Unsupported { .. }));

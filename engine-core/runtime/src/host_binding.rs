@@ -1,10 +1,13 @@
-//! Runs one submission to its end with host memory bound: the one place that hands host memory to a device.
-#![expect(unsafe_code, reason = "a span of host memory is valid only as long as the submission that uses it")]
+//! Runs one submission or read to its end with host memory bound: the one place that hands host memory to devices and
+//! storage tiers.
+#![expect(unsafe_code, reason = "a span of host memory is valid only as long as the work that uses it")]
 
 use engine_core::backend::{ActiveRanges, Bindings, Bound, BufferView, ExecutableId, SequenceSpan};
 use engine_core::error::FOREVER;
 use engine_core::operation::SlotId;
-use engine_core::{ComputeBackend, HostMemory, Reached, Result};
+use engine_core::storage::{FileId, Read};
+use engine_core::{ComputeBackend, HostMemory, Reached, Result, StorageTier};
+use std::ops::Range;
 
 /// What one submission is bound to.
 #[derive(Default)]
@@ -33,6 +36,25 @@ impl Submission<'_> {
         while backend.wait(value, FOREVER)? == Reached::TimedOut {}
         Ok(())
     }
+}
+
+/// Bytes of a file, read by a tier into memory of our own. Where the tier reads whole blocks only, more than `range` is
+/// read; the second part of the answer is where `range` lies in the memory.
+pub(crate) fn read(
+    storage: &dyn StorageTier,
+    file: FileId,
+    range: Range<u64>,
+) -> Result<(HostMemory, Range<usize>)> {
+    let unit = storage.describe().alignment.max(1);
+    let start = range.start - range.start % unit;
+    let end = range.end.next_multiple_of(unit).min(storage.len(file)?.max(range.end));
+    let memory = HostMemory::allocate(end - start)?;
+    // SAFETY: the memory outlives the read, which is waited for below, and is not touched before that.
+    let into = unsafe { memory.span() };
+    let value = storage.read(&[Read { file, range: start..end, into, priority: 0 }])?;
+    while storage.wait(value, FOREVER)? == Reached::TimedOut {}
+    let from = (range.start - start) as usize; // less than the alignment
+    Ok((memory, from..from + (range.end - range.start) as usize))
 }
 
 /// A span that is passed around and never followed, for tests of what passes it around.

@@ -18,6 +18,7 @@
 
 pub mod bench;
 pub mod check;
+mod conversions;
 mod engine;
 #[cfg(test)]
 mod engine_tests;
@@ -37,12 +38,14 @@ mod statistics;
 mod stop;
 mod support;
 pub mod trace;
+mod weight;
 mod weights;
 
 pub use engine::{Engine, Placement, Stack};
 pub use error::RuntimeError;
 pub use generate::{FinishReason, GenerateOptions, Generation, Timings, generate};
 pub use options::{Activations, EngineOptions, SparsityChoice};
+pub use planning::describe;
 pub use sampling::{Sampler, SamplingOptions};
 pub use session::Session;
 pub use statistics::{DeviceCounters, Statistics};

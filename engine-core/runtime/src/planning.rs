@@ -1,14 +1,17 @@
 //! What runs where, decided before a weight is read: options checked, the planner asked, the plan held against the
 //! device.
 
+use crate::conversions::Conversions;
 use crate::graph::{GraphOptions, Places, body, head, step};
 use crate::options::EngineOptions;
 use crate::profile::{hardware_profile, model_profile, uniform_plan};
 use crate::support::{condensed, denied, distinct};
+use crate::weight::Weight;
 use crate::{Result, RuntimeError, Stack};
 use engine_core::planner::{Budget, LayerPlan, ModelProfile, Plan, SparsityPolicy};
 use engine_core::{ComputeBackend, Planner};
-use formats::{Container, GgufFile, ModelDescription, TensorInfo};
+use formats::model::Requirement;
+use formats::{Container, GgufFile, ModelDescription};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -21,13 +24,47 @@ pub(crate) struct Planned {
     pub(crate) plan: Plan,
     /// Index of the device.
     pub(crate) at: usize,
+    /// Weight types that this device is given as others.
+    pub(crate) conversions: Conversions,
     /// The weights that the lists read, each once.
-    pub(crate) tensors: Vec<TensorInfo>,
+    pub(crate) weights: Vec<Weight>,
+}
+
+/// What a model may ask for beyond a plain llama.
+const SUPPORTED: &[Requirement] = &[
+    Requirement::Unaligned,
+    Requirement::SplitFiles,
+    Requirement::LayerNorm,
+    Requirement::NormOffset,
+    Requirement::LearnedPositions,
+    Requirement::Llama3Rope,
+    Requirement::EmbeddingScale,
+    Requirement::ParallelLayers,
+    Requirement::PostNorms,
+    Requirement::SlidingWindow,
+    Requirement::RopePerLayer,
+    Requirement::QkNorm,
+    Requirement::AttentionScale,
+    Requirement::FusedQkv,
+    Requirement::FusedByGroup,
+    Requirement::UngatedFeedForward,
+    Requirement::Gelu,
+    Requirement::PredictorFromLayerInput,
+];
+
+/// The model of a file, where it asks for nothing that is not built.
+///
+/// # Errors
+/// Where the file holds no model, a wrong one, or one that cannot be run.
+pub fn describe(file: &GgufFile) -> Result<ModelDescription> {
+    let model = ModelDescription::describe(file)?;
+    model.check_supported(SUPPORTED)?;
+    Ok(model)
 }
 
 impl Planned {
     pub(crate) fn new(file: &GgufFile, stack: &Stack, mut options: EngineOptions) -> Result<Planned> {
-        let model = ModelDescription::from_gguf(file)?;
+        let model = describe(file)?;
         for notice in &model.notices {
             tracing::warn!("{}: {notice}", model.path.display());
         }
@@ -36,9 +73,17 @@ impl Planned {
         let (profile, plan) = plan(file, &model, &stack.compute, &*stack.planner, &options, context)?;
         let at = single_device(&plan, &stack.compute)?;
         let (device, backend) = &stack.compute[at];
-        let graphs = Graphs { model: &model, plan: &plan.layers, options: &options, context, backend };
-        let tensors = graphs.check_support(device)?;
-        Ok(Planned { model, options, context, profile, plan, at, tensors })
+        let conversions = Conversions::of(&**backend, &model, options.activations);
+        let graphs = Graphs {
+            model: &model,
+            plan: &plan.layers,
+            options: &options,
+            context,
+            backend,
+            conversions: &conversions,
+        };
+        let weights = graphs.check_support(device)?;
+        Ok(Planned { model, options, context, profile, plan, at, conversions, weights })
     }
 }
 
@@ -49,6 +94,7 @@ pub(crate) struct Graphs<'a> {
     pub(crate) options: &'a EngineOptions,
     pub(crate) context: u32,
     pub(crate) backend: &'a Arc<dyn ComputeBackend>,
+    pub(crate) conversions: &'a Conversions,
 }
 
 impl<'a> Graphs<'a> {
@@ -60,11 +106,12 @@ impl<'a> Graphs<'a> {
             context: self.context,
             row_alignment: self.backend.describe().alignment,
             count_active: self.options.count_active,
+            conversions: self.conversions,
         }
     }
 
     /// Asks for every operation of the plan's lists; returns the weights that they read, each once.
-    pub(crate) fn check_support(&self, device: &str) -> Result<Vec<TensorInfo>> {
+    pub(crate) fn check_support(&self, device: &str) -> Result<Vec<Weight>> {
         let nowhere = &Places::nowhere();
         let options = self.options();
         let graphs = [
@@ -80,8 +127,8 @@ impl<'a> Graphs<'a> {
             return Err(first.error(device));
         }
         let mut known = BTreeSet::new();
-        let tensors = graphs.into_iter().flat_map(|graph| graph.weights);
-        Ok(tensors.filter(|tensor| known.insert(tensor.name.clone())).collect())
+        let weights = graphs.into_iter().flat_map(|graph| graph.weights);
+        Ok(weights.filter(|weight| known.insert(weight.name.clone())).collect())
     }
 }
 
@@ -94,6 +141,15 @@ pub(crate) fn check_options(model: &ModelDescription, options: &mut EngineOption
             option: "context",
             problem: "is 0 and so is the model's own; give the positions that you need".into(),
         });
+    }
+    if let Some(learned) = &model.positions {
+        // Beyond the table there is nothing to add.
+        let learned = learned.tensor.rows().saturating_sub(learned.offset as u64);
+        if u64::from(context) > learned {
+            let problem =
+                format!("is {context}, but the model learned {learned} positions; give at most these");
+            return Err(RuntimeError::Option { option: "context", problem });
+        }
     }
     if context > trained {
         tracing::warn!("context {context} is more than the {trained} that the model was trained for");
@@ -138,6 +194,10 @@ fn plan(
     }
     let failed = |source| RuntimeError::Plan { path: model.path.clone(), source };
     let dense = uniform_plan(model, SparsityPolicy::Dense);
+    // Whichever device is chosen, its weights take no more than this.
+    let conversions = &Conversions::largest(
+        compute.iter().map(|(_, backend)| Conversions::of(&**backend, model, options.activations)),
+    );
     let largest = GraphOptions {
         model,
         plan: &dense,
@@ -145,8 +205,9 @@ fn plan(
         context,
         row_alignment: 1,
         count_active: false,
+        conversions,
     };
-    let profile = model_profile(file, model, &body(largest, &Places::nowhere(), options.batch)?);
+    let profile = model_profile(file, largest, &body(largest, &Places::nowhere(), options.batch)?);
     let hardware = hardware_profile(model, compute, options, context)?;
     let threshold = model.prediction.as_ref().map_or(0.0, |prediction| prediction.threshold);
     let sparsity = options.sparsity.policy(threshold);

@@ -1,5 +1,6 @@
 //! What the planner is told: the model's sizes, and what each device is and denies.
 
+use crate::conversions::{Conversions, Use};
 use crate::graph::{Graph, GraphOptions, Places, body, step};
 use crate::options::EngineOptions;
 use crate::support::{condensed, denied, distinct};
@@ -10,7 +11,7 @@ use engine_core::planner::{
     DeviceProfile, FfnShare, HardwareProfile, LayerPlan, LayerProfile, ModelProfile, SparsityPolicy,
 };
 use engine_core::{ClusterSet, ComputeBackend};
-use formats::model::{FeedForward, Linear, OutputHead};
+use formats::model::{FeedForward, Layer, Linear, OutputHead};
 use formats::{GgufFile, ModelDescription, TensorInfo};
 use std::sync::Arc;
 
@@ -53,47 +54,92 @@ fn model_hash(file: &GgufFile, model: &ModelDescription) -> String {
     hash.text()
 }
 
-fn linear_bytes(linear: &Linear) -> u64 {
-    linear.weight.byte_len() + linear.bias.as_ref().map_or(0, TensorInfo::byte_len)
+/// Bytes of a model's parts as a device holds them: vectors in F32, matrices in the types that it is given.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes<'a> {
+    pub(crate) model: &'a ModelDescription,
+    pub(crate) conversions: &'a Conversions,
 }
 
-fn neuron_bytes(ffn: &FeedForward) -> u64 {
-    let matrices =
-        ffn.gate.weight.byte_len() + ffn.up.weight.byte_len() + ffn.down.linear().weight.byte_len();
-    matrices.div_ceil((ffn.n_ff as u64).max(1))
+impl Sizes<'_> {
+    fn matrix(&self, purpose: Use, tensor: &TensorInfo) -> u64 {
+        let target = self.conversions.target(purpose, tensor.dtype);
+        match target == tensor.dtype {
+            true => tensor.byte_len(),
+            false => target.row_bytes(tensor.elements()).unwrap_or(u64::MAX),
+        }
+    }
+
+    fn linear(&self, purpose: Use, linear: &Linear) -> u64 {
+        let whole = self.matrix(purpose, &linear.weight);
+        let rows = linear.weight.rows().max(1);
+        let bias = if linear.bias.is_some() { linear.outputs() * 4 } else { 0 };
+        // A product of a size in bytes and a number of rows may not fit 64 bits.
+        (u128::from(whole) * u128::from(linear.outputs()) / u128::from(rows)) as u64 + bias
+    }
+
+    /// Gate, up and down without biases.
+    fn neurons(&self, ffn: &FeedForward) -> u64 {
+        let gate = if ffn.gated { self.matrix(Use::Neurons, &ffn.gate.weight) } else { 0 };
+        let (up, down) = (&ffn.up.weight, &ffn.down.linear().weight);
+        gate + self.matrix(Use::Neurons, up) + self.matrix(Use::Neurons, down)
+    }
+
+    fn neuron(&self, ffn: &FeedForward) -> u64 {
+        self.neurons(ffn).div_ceil((ffn.n_ff as u64).max(1))
+    }
+
+    /// Attention with the layer's norms and the network's biases, which are no part of a neuron.
+    fn attention(&self, layer: &Layer) -> u64 {
+        let (attention, ffn) = (&layer.attention, &layer.ffn);
+        let matrices = [&attention.q, &attention.k, &attention.v, &attention.o];
+        let mut norms = vec![Some(&layer.attn_norm), layer.attn_norm_bias.as_ref()];
+        // The two may be one tensor.
+        if layer.ffn_norm != layer.attn_norm {
+            norms.extend([Some(&layer.ffn_norm), layer.ffn_norm_bias.as_ref()]);
+        }
+        norms.extend([&layer.attn_post_norm, &layer.ffn_post_norm].map(Option::as_ref));
+        norms.extend([&attention.q_norm, &attention.k_norm].map(Option::as_ref));
+        norms.push(ffn.gate.bias.as_ref().filter(|_| ffn.gated));
+        norms.extend([ffn.up.bias.as_ref(), ffn.down.linear().bias.as_ref()]);
+        let vectors: u64 = norms.into_iter().flatten().map(|tensor| tensor.elements() * 4).sum();
+        vectors + matrices.map(|linear| self.linear(Use::Matrix, linear)).iter().sum::<u64>()
+    }
+
+    fn output_norm(&self) -> u64 {
+        let vectors = [Some(&self.model.output_norm), self.model.output_norm_bias.as_ref()];
+        vectors.into_iter().flatten().map(|tensor| tensor.elements() * 4).sum()
+    }
+
+    /// Embedding, positions, head and final norm, each tensor once (a tied one twice where its uses need two types).
+    pub(crate) fn embedding(&self) -> u64 {
+        let model = self.model;
+        let (table, head) = (&model.token_embd, model.head());
+        let types = [(Use::Table, table), (Use::Matrix, head)]
+            .map(|(purpose, tensor)| self.conversions.target(purpose, tensor.dtype));
+        let shared = matches!(model.output, OutputHead::Tied) && types[0] == types[1];
+        let head = if shared { 0 } else { self.matrix(Use::Matrix, head) };
+        let positions =
+            model.positions.as_ref().map_or(0, |learned| self.matrix(Use::Table, &learned.tensor));
+        self.matrix(Use::Table, table) + positions + head + self.output_norm()
+    }
+
+    /// Weights that one token reads where no neuron is skipped: one row of each table, the layers (without predictors),
+    /// the final norm and the head.
+    pub(crate) fn per_token(&self) -> u64 {
+        let layers = self.model.layers.iter();
+        let layers: u64 = layers.map(|layer| self.attention(layer) + self.neurons(&layer.ffn)).sum();
+        let tables = [Some(&self.model.token_embd), self.model.positions.as_ref().map(|p| &p.tensor)];
+        let rows = tables.into_iter().flatten();
+        let rows: u64 = rows.map(|table| self.matrix(Use::Table, table) / table.rows().max(1)).sum();
+        rows + layers + self.output_norm() + self.matrix(Use::Matrix, self.model.head())
+    }
 }
 
-/// Bytes of embedding, head and final norm, each tensor once.
-pub(crate) fn embedding_bytes(model: &ModelDescription) -> u64 {
-    let head = match &model.output {
-        OutputHead::Separate(tensor) => tensor.byte_len(),
-        _ => 0,
-    };
-    model.token_embd.byte_len() + head + model.output_norm.byte_len()
-}
-
-/// Bytes of weights that one token reads where no neuron is skipped: one row of the embedding, the layers (without
-/// predictors), the final norm and the head.
-pub(crate) fn weight_bytes_per_token(model: &ModelDescription) -> u64 {
-    let layers: u64 = model.layers.iter().map(|layer| attention_bytes(layer) + ffn_bytes(&layer.ffn)).sum();
-    let row = model.token_embd.byte_len() / model.token_embd.rows().max(1);
-    row + layers + model.output_norm.byte_len() + model.head().byte_len()
-}
-
-fn attention_bytes(layer: &formats::model::Layer) -> u64 {
-    let attention = &layer.attention;
-    let matrices = [&attention.q, &attention.k, &attention.v, &attention.o];
-    layer.attn_norm.byte_len()
-        + layer.ffn_norm.byte_len()
-        + matrices.into_iter().map(linear_bytes).sum::<u64>()
-}
-
-fn ffn_bytes(ffn: &FeedForward) -> u64 {
-    linear_bytes(&ffn.gate) + linear_bytes(&ffn.up) + linear_bytes(ffn.down.linear())
-}
-
-/// The profile of a model with this context; `graph` is its largest list.
-pub(crate) fn model_profile(file: &GgufFile, model: &ModelDescription, graph: &Graph) -> ModelProfile {
+/// The profile of a model with these options; `graph` is its largest list.
+pub(crate) fn model_profile(file: &GgufFile, options: GraphOptions<'_>, graph: &Graph) -> ModelProfile {
+    let GraphOptions { model, conversions, .. } = options;
+    let sizes = Sizes { model, conversions };
     let of_role = |wanted: fn(&SlotRole) -> bool| -> u64 {
         graph.list.slots.iter().filter(|slot| wanted(&slot.role)).map(|slot| slot.tensor.bytes()).sum()
     };
@@ -104,18 +150,20 @@ pub(crate) fn model_profile(file: &GgufFile, model: &ModelDescription, graph: &G
         let ffn = &layer.ffn;
         let predictor = ffn.predictor.as_ref();
         LayerProfile {
-            attention_bytes: attention_bytes(layer),
+            attention_bytes: sizes.attention(layer),
             neurons: u32::try_from(ffn.n_ff).unwrap_or(u32::MAX),
-            neuron_bytes: neuron_bytes(ffn),
+            neuron_bytes: sizes.neuron(ffn),
             zero_below: ffn.activation.is_sparse(),
-            predictor_bytes: predictor.map_or(0, |p| p.fc1.byte_len() + p.fc2.byte_len()),
+            predictor_bytes: predictor.map_or(0, |predictor| {
+                [&predictor.fc1, &predictor.fc2].map(|of| sizes.matrix(Use::Predictor, of)).iter().sum()
+            }),
             frequency: Vec::new(),
         }
     });
     ModelProfile {
         name: model.name.clone(),
         hash: model_hash(file, model),
-        embedding_bytes: embedding_bytes(model),
+        embedding_bytes: sizes.embedding(),
         kv_bytes,
         activation_bytes: of_role(|role| matches!(role, SlotRole::Scratch)) + state.saturating_sub(kv_bytes),
         layers: layers.collect(),
@@ -147,25 +195,28 @@ pub(crate) fn hardware_profile(
         false => uniform_plan(model, SparsityPolicy::Threshold { threshold: 0.0 }),
     };
     let nowhere = &Places::nowhere();
-    let with = |plan, description: &DeviceDescription| GraphOptions {
+    let with = |plan, conversions, description: &DeviceDescription| GraphOptions {
         model,
         plan,
         activations: options.activations,
         context,
         row_alignment: description.alignment,
         count_active: false,
+        conversions,
     };
     let mut hash = Fingerprint::new();
     let mut devices = Vec::new();
-    for (name, backend) in compute {
+    let conversions: Vec<Conversions> =
+        compute.iter().map(|(_, backend)| Conversions::of(&**backend, model, options.activations)).collect();
+    for ((name, backend), conversions) in compute.iter().zip(&conversions) {
         let description = backend.describe();
         add_device(&mut hash, name, description);
         let graphs = [
-            step(with(&dense, description), nowhere)?,
-            body(with(&dense, description), nowhere, options.batch)?,
+            step(with(&dense, conversions, description), nowhere)?,
+            body(with(&dense, conversions, description), nowhere, options.batch)?,
         ];
         let reasons = distinct(graphs.iter().map(|graph| denied(&**backend, &graph.list)));
-        let mut sparse_step = step(with(&sparse, description), nowhere)?;
+        let mut sparse_step = step(with(&sparse, conversions, description), nowhere)?;
         sparse_step.list.operations.retain(
             |operation| matches!(&operation.kind, OperationKind::Ffn(ffn) if ffn.selection != Selection::All),
         );

@@ -9,6 +9,7 @@ use crate::{Engine, Result, RuntimeError};
 use engine_core::HostMemory;
 use engine_core::backend::{ActiveRanges, BufferUse, Counter, SequenceSpan};
 use engine_core::operation::SlotId;
+use formats::ModelDescription;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A sequence of tokens in the making. Made by [`Engine::session`].
@@ -18,6 +19,7 @@ pub struct Session {
     caches: Vec<DeviceBuffer>,
     residual: DeviceBuffer,
     ids_memory: HostMemory,
+    positions_memory: HostMemory,
     logits_memory: HostMemory,
     active_memory: Vec<HostMemory>,
     /// Empty where the last token's logits are not known.
@@ -63,6 +65,7 @@ impl Session {
         let residual_bytes = batch * residual_stride(model, engine.row_alignment());
         let residual = allocate(residual_bytes, BufferUse::Activations, "allocating the residual")?;
         let ids_memory = host(batch * 4)?;
+        let positions_memory = host(batch * 4)?;
         let logits_memory = host(u64::from(engine.score_rows()) * model.vocab_size as u64 * 4)?;
         let counted = engine.step_list().graph.active.len();
         let active_memory = (0..counted).map(|_| host(4)).collect::<Result<_>>()?;
@@ -70,6 +73,7 @@ impl Session {
             caches,
             residual,
             ids_memory,
+            positions_memory,
             logits_memory,
             active_memory,
             logits: Vec::new(),
@@ -272,6 +276,7 @@ impl Session {
         self.write_ids(&[id])?;
         let mut submission = layers(list, &self.caches, 1, self.history.len() as u32);
         submission.host.extend(graph.ids.map(|slot| (slot, &mut self.ids_memory)));
+        submission.host.extend(graph.positions.map(|slot| (slot, &mut self.positions_memory)));
         submission.host.extend(graph.logits.map(|slot| (slot, &mut self.logits_memory)));
         submission.host.extend(graph.active.iter().map(|&(_, slot)| slot).zip(&mut self.active_memory));
         run(&engine, list, submission, "decoding")?;
@@ -289,6 +294,7 @@ impl Session {
         let mut submission = layers(list, &self.caches, ids.len() as u32, self.history.len() as u32);
         submission.device.extend(list.graph.residual.map(|slot| (slot, self.residual.at(0))));
         submission.host.extend(list.graph.ids.map(|slot| (slot, &mut self.ids_memory)));
+        submission.host.extend(list.graph.positions.map(|slot| (slot, &mut self.positions_memory)));
         run(&engine, list, submission, "prefill")?;
         self.submissions += 1;
         self.history.extend_from_slice(ids);
@@ -308,9 +314,12 @@ impl Session {
         Ok(())
     }
 
+    /// Ids, and the rows of their positions where these are learned.
     fn write_ids(&mut self, ids: &[u32]) -> Result<()> {
         let signed: Vec<i32> = ids.iter().map(|&id| id as i32).collect(); // `check` saw that they fit
-        self.ids_memory.write(0, &signed).map_err(RuntimeError::device("host", "passing the ids"))
+        self.ids_memory.write(0, &signed).map_err(RuntimeError::device("host", "passing the ids"))?;
+        let rows = position_rows(self.engine.model(), self.past(), ids.len());
+        self.positions_memory.write(0, &rows).map_err(RuntimeError::device("host", "passing the positions"))
     }
 
     /// Reads row `row` of the logits from the host's memory, those after the token at `position`, and checks it.
@@ -344,6 +353,14 @@ impl Session {
         self.active_tokens += 1;
         Ok(())
     }
+}
+
+/// The rows of a model's learned positions for `count` tokens from position `past` on; none where it has none.
+pub(crate) fn position_rows(model: &ModelDescription, past: u32, count: usize) -> Vec<i32> {
+    let Some(learned) = &model.positions else { return Vec::new() };
+    // No more than the rows of the table, which was held against the context.
+    let first = past as usize + learned.offset;
+    (first..first + count).map(|row| i32::try_from(row).unwrap_or(i32::MAX)).collect()
 }
 
 /// A submission of a list with layers, bound to the KV cache.

@@ -4,16 +4,20 @@
 //! A [`Trace`] needs no device: it is made from the file and the ids alone. Prefill comes first, in batches, each
 //! followed by the head on all its tokens; then one submission per decoded id.
 
+use crate::conversions::Conversions;
 use crate::graph::{Graph, GraphOptions, Places, body, head, step};
 use crate::options::{Activations, SparsityChoice};
+use crate::session::position_rows;
+use crate::weight::Weight;
 use crate::{Result, RuntimeError};
 use engine_core::backend::SequenceSpan;
 use engine_core::operation::{OperationList, SlotId, SlotRole};
 use engine_core::planner::{FfnShare, LayerPlan, SparsityPolicy};
-use engine_core::{ClusterRange, ClusterSet};
+use engine_core::{ClusterRange, ClusterSet, DType};
 use formats::{GgufFile, ModelDescription, TensorInfo};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// What decides a trace besides the model.
 #[derive(Clone, Debug)]
@@ -51,12 +55,14 @@ pub struct Submission {
     pub kept: BTreeMap<SlotId, String>,
     /// The ids that it takes, where it takes ids.
     pub ids: Option<(SlotId, Vec<u32>)>,
+    /// The rows of its learned positions that it takes, where it takes any.
+    pub positions: Option<(SlotId, Vec<i32>)>,
 }
 
 /// The submissions of a model for some ids.
 pub struct Trace<'a> {
     file: &'a GgufFile,
-    tensors: BTreeMap<String, TensorInfo>,
+    weights: BTreeMap<String, Weight>,
     submissions: Vec<Submission>,
 }
 
@@ -66,7 +72,7 @@ impl<'a> Trace<'a> {
     /// # Errors
     /// Where the file holds no model that can be run, there are no ids, or one is not in the vocabulary.
     pub fn new(file: &'a GgufFile, options: &TraceOptions) -> Result<Trace<'a>> {
-        let model = ModelDescription::from_gguf(file)?;
+        let model = crate::describe(file)?;
         check_ids(&model, &options.ids)?;
         let plan = shared_plan(&model, options);
         // One position more than the ids need: a device that reads it reads what was never written.
@@ -80,32 +86,45 @@ impl<'a> Trace<'a> {
             context,
             row_alignment: options.alignment,
             count_active: false,
+            conversions: Conversions::NONE,
         };
         let nowhere = &Places::nowhere();
-        let mut trace = Trace { file, tensors: BTreeMap::new(), submissions: Vec::new() };
+        let mut trace = Trace { file, weights: BTreeMap::new(), submissions: Vec::new() };
         let mut past = 0;
         for batch in prompt.chunks(options.batch.max(1) as usize) {
             let capacity = batch.len() as u32; // at most the batch
             let layers = body(graph_options, nowhere, capacity)?;
-            trace.push(format!("prefill of {capacity} tokens from position {past}"), layers, batch, past);
+            trace.push(
+                &model,
+                format!("prefill of {capacity} tokens from position {past}"),
+                layers,
+                batch,
+                past,
+            );
             let last = head(graph_options, nowhere, capacity)?;
-            trace.push(format!("logits of {capacity} tokens from position {past}"), last, batch, past);
+            trace.push(
+                &model,
+                format!("logits of {capacity} tokens from position {past}"),
+                last,
+                batch,
+                past,
+            );
             past += capacity;
         }
         for id in rest {
             let whole = step(graph_options, nowhere)?;
-            trace.push(format!("decoding at position {past}"), whole, &[*id], past);
+            trace.push(&model, format!("decoding at position {past}"), whole, &[*id], past);
             past += 1;
         }
         Ok(trace)
     }
 
-    fn push(&mut self, what: String, graph: Graph, ids: &[u32], past: u32) {
+    fn push(&mut self, model: &ModelDescription, what: String, graph: Graph, ids: &[u32], past: u32) {
         let tokens = ids.len() as u32;
         let caches =
             graph.caches.iter().enumerate().map(|(layer, slot)| (*slot, format!("kv cache {layer}")));
         let residual = graph.residual.map(|slot| (slot, "residual".to_owned()));
-        self.tensors.extend(graph.weights.into_iter().map(|tensor| (tensor.name.clone(), tensor)));
+        self.weights.extend(graph.weights.into_iter().map(|weight| (weight.name.clone(), weight)));
         self.submissions.push(Submission {
             what,
             kept: caches.chain(residual).collect(),
@@ -114,6 +133,7 @@ impl<'a> Trace<'a> {
             sequences: vec![SequenceSpan { first_token: 0, tokens, past, cache_base: 0 }],
             ranges: graph.ranges,
             ids: graph.ids.map(|slot| (slot, ids.to_vec())),
+            positions: graph.positions.map(|slot| (slot, position_rows(model, past, ids.len()))),
         });
     }
 
@@ -127,9 +147,37 @@ impl<'a> Trace<'a> {
         if let Some((_, ids)) = submission.ids.as_ref().filter(|(input, _)| *input == slot) {
             return Some(ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>().into());
         }
+        if let Some((_, rows)) = submission.positions.as_ref().filter(|(input, _)| *input == slot) {
+            return Some(rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<u8>>().into());
+        }
         let found = submission.list.slot(slot).filter(|slot| matches!(slot.role, SlotRole::Constant(_)))?;
-        Some(self.file.tensor_bytes(self.tensors.get(&found.name)?).into())
+        let weight = self.weights.get(&found.name)?;
+        if let Some(stored) = weight.stored()
+            && let [run] = &stored.runs[..]
+        {
+            return Some(stored_bytes(self.file, stored.file, run.clone()).into());
+        }
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut bytes = Vec::new();
+        let mut read = |file, range| Ok(stored_bytes(self.file, file, range).into());
+        let made = weight.make(threads, &mut read, &mut |portion| {
+            bytes.extend_from_slice(portion);
+            Ok(())
+        });
+        made.is_ok().then(|| bytes.into())
     }
+}
+
+/// Bytes of one of a model's files.
+fn stored_bytes(file: &GgufFile, at: usize, range: Range<u64>) -> &[u8] {
+    let dims = vec![range.end.saturating_sub(range.start)];
+    file.tensor_bytes(&TensorInfo {
+        name: String::new(),
+        dtype: DType::U8,
+        dims,
+        file_range: range,
+        file: at,
+    })
 }
 
 fn check_ids(model: &ModelDescription, ids: &[u32]) -> Result<()> {

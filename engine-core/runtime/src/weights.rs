@@ -1,141 +1,337 @@
 //! Brings the weights that a model's lists read to a device: as a view of the storage tier's memory where the device
-//! can, as a copy otherwise.
+//! can, as a copy otherwise, converted where the device needs it.
 
 use crate::graph::Places;
+use crate::host_binding::{self, Submission};
 use crate::resource::{DeviceBuffer, Executable, OpenFile};
+use crate::weight::{Stored, Weight, path_of};
 use crate::{Result, RuntimeError};
-use engine_core::backend::{Bindings, Bound, BufferUse};
+use engine_core::backend::{Bindings, Bound, BufferUse, BufferView};
 use engine_core::error::FOREVER;
-use engine_core::operation::{Arithmetic, OperationKind, OperationList, Place, Slot, SlotRole};
-use engine_core::{ComputeBackend, HostSpan, Reached, StorageTier, TensorType};
-use formats::TensorInfo;
-use std::path::Path;
+use engine_core::operation::{Arithmetic, OperationKind, OperationList, Place, Slot, SlotId, SlotRole};
+use engine_core::{ComputeBackend, DType, HostMemory, HostSpan, Reached, StorageTier, TensorType};
+use formats::ModelDescription;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The weights on the device. Buffers go before the file whose memory they may view.
+/// The weights on the device. Buffers go before the files whose memory they may view.
 pub(crate) struct Weights {
     pub(crate) places: Places,
+    /// Of all weights.
     pub(crate) bytes: u64,
-    pub(crate) imported: bool,
+    /// Of those that the device holds itself, beside what it views.
+    pub(crate) copied: u64,
     _buffers: Vec<DeviceBuffer>,
-    _file: OpenFile,
+    _files: Vec<OpenFile>,
 }
 
 impl Weights {
-    /// Opens `path` in `storage` and brings `tensors` (each once) to `backend`.
+    /// Opens the model's files in `storage` and brings `weights` (each once) to `backend`. `files_len` is the length of
+    /// all files when their headers were read.
     pub(crate) fn load(
-        path: &Path,
-        file_len: u64,
-        tensors: &[TensorInfo],
+        model: &ModelDescription,
+        files_len: u64,
+        weights: &[Weight],
         storage: &Arc<dyn StorageTier>,
         (device, backend): (&str, &Arc<dyn ComputeBackend>),
     ) -> Result<Weights> {
-        let failed = |doing| {
-            let (tier, path) = (storage.describe().name.clone(), path.to_path_buf());
-            move |source| RuntimeError::Storage { tier, path, doing, source }
-        };
-        let file = OpenFile::open(storage, path).map_err(failed("open the model"))?;
-        let found = storage.len(file.id()).map_err(failed("tell the model's length"))?;
-        if found != file_len {
-            let detail =
-                format!("it has {found} bytes now, {file_len} when its header was read; load it again");
-            return Err(failed("read the model")(engine_core::Error::io(detail)));
-        }
-        let span = storage
-            .resident(file.id(), 0..file_len)
-            .map_err(failed("show the model in memory"))?
-            .ok_or_else(|| engine_core::Error::unsupported(
-                "it keeps nothing in memory, and reading weights piece by piece is not built yet; choose `mmap` or `ram` in [storage] tier"
-            ))
-            .map_err(failed("keep the model in memory"))?;
-        let bytes = tensors.iter().map(TensorInfo::byte_len).sum();
-        if let Some(buffer) = import(span, tensors, device, backend)? {
-            let mut places = Places::nowhere();
-            for tensor in tensors {
-                places.set(tensor, buffer.at(tensor.file_range.start));
+        let mut files = Files::open(model, files_len, storage, (device, backend))?;
+        let mut places = Places::nowhere();
+        let (mut as_stored, mut made, mut copied) = (Vec::new(), Vec::new(), 0);
+        for weight in weights {
+            match weight.stored() {
+                None => made.push(weight),
+                Some(stored) => match files.view(weight, stored)? {
+                    Some(view) => {
+                        places.set(weight, view);
+                        continue;
+                    }
+                    None => as_stored.push((weight, stored)),
+                },
             }
-            return Ok(Weights { places, bytes, imported: true, _buffers: vec![buffer], _file: file });
+            copied += weight.byte_len();
         }
-        let (places, buffers) = copy(span, tensors, device, backend)?;
-        Ok(Weights { places, bytes, imported: false, _buffers: buffers, _file: file })
+        let mut buffers = Vec::new();
+        files.copy(&as_stored, &mut places, &mut buffers)?;
+        files.make(&made, &mut places, &mut buffers)?;
+        files.tell(&made, copied);
+        // A file that nothing views is needed no more: a tier that keeps it in memory gives that back.
+        let (imported, files) = files.close_unviewed();
+        buffers.extend(imported);
+        let bytes = weights.iter().map(Weight::byte_len).sum();
+        Ok(Weights { places, bytes, copied, _buffers: buffers, _files: files })
     }
 }
 
-/// The whole file as one buffer, where the device can view it; says why not otherwise.
-fn import(
+/// A file of the model with its memory.
+struct ModelFile {
+    file: OpenFile,
     span: HostSpan,
-    tensors: &[TensorInfo],
-    device: &str,
-    backend: &Arc<dyn ComputeBackend>,
-) -> Result<Option<DeviceBuffer>> {
-    let description = backend.describe();
-    if !description.imports_host_memory {
-        return Ok(None);
-    }
-    let alignment = description.alignment.max(1);
-    let unaligned = |tensor: &&TensorInfo| {
-        !(span.address() as u64).wrapping_add(tensor.file_range.start).is_multiple_of(alignment)
-    };
-    if let Some(tensor) = tensors.iter().find(unaligned) {
-        tracing::info!(
-            "weights are copied: `{}` does not lie at a multiple of {alignment} bytes, as device `{device}` needs",
-            tensor.name
-        );
-        return Ok(None);
-    }
-    let limit = description.max_buffer_bytes;
-    if limit != 0 && span.len() > limit {
-        tracing::info!(
-            "weights are copied: the file has {} bytes, a buffer of device `{device}` at most {limit}",
-            span.len()
-        );
-        return Ok(None);
-    }
-    match DeviceBuffer::import(backend, span) {
-        Ok(buffer) => Ok(Some(buffer)),
-        Err(engine_core::Error::Unsupported { detail }) => {
-            tracing::info!("weights are copied: device `{device}` cannot view this memory: {detail}");
-            Ok(None)
-        }
-        Err(error) => Err(RuntimeError::device(device, "viewing the model's memory")(error)),
-    }
+    /// The device's view of it, asked for once; none where the device cannot.
+    imported: Option<Option<DeviceBuffer>>,
 }
 
-/// A buffer per tensor, filled by the device.
-fn copy(
-    span: HostSpan,
-    tensors: &[TensorInfo],
-    device: &str,
-    backend: &Arc<dyn ComputeBackend>,
-) -> Result<(Places, Vec<DeviceBuffer>)> {
-    let failed = RuntimeError::device(device, "copying the weights to it");
-    let mut list = OperationList::new(1);
-    let (mut places, mut buffers, mut bound) = (Places::nowhere(), Vec::new(), Vec::new());
-    for tensor in tensors {
-        let what = format!("allocating `{}`", tensor.name);
-        let buffer = DeviceBuffer::allocate(backend, tensor.byte_len(), BufferUse::Weights)
-            .map_err(RuntimeError::device(device, &what))?;
-        let shape =
-            TensorType::matrix(tensor.dtype, tensor.rows(), tensor.row_elements()).map_err(&failed)?;
-        let host = Slot {
-            name: format!("{} in the file", tensor.name),
-            role: SlotRole::Input,
-            place: Place::Host,
-            tensor: shape,
-            per_token: false,
+/// The model's files on their way to one device.
+struct Files<'a> {
+    model: &'a ModelDescription,
+    storage: &'a Arc<dyn StorageTier>,
+    device: &'a str,
+    backend: &'a Arc<dyn ComputeBackend>,
+    files: Vec<ModelFile>,
+    /// Why weights are copied: how many bytes and weights, by reason.
+    reasons: BTreeMap<String, (u64, usize)>,
+}
+
+impl<'a> Files<'a> {
+    fn open(
+        model: &'a ModelDescription,
+        files_len: u64,
+        storage: &'a Arc<dyn StorageTier>,
+        (device, backend): (&'a str, &'a Arc<dyn ComputeBackend>),
+    ) -> Result<Files<'a>> {
+        let tier = &storage.describe().name;
+        let (mut files, mut total) = (Vec::new(), 0_u64);
+        for path in &model.files {
+            let failed = |doing| {
+                move |source| RuntimeError::Storage { tier: tier.clone(), path: path.clone(), doing, source }
+            };
+            let file = OpenFile::open(storage, path).map_err(failed("open the model"))?;
+            let length = storage.len(file.id()).map_err(failed("tell the model's length"))?;
+            total = total.saturating_add(length);
+            let span = storage
+                .resident(file.id(), 0..length)
+                .map_err(failed("show the model in memory"))?
+                .ok_or_else(|| engine_core::Error::unsupported(
+                    "it keeps nothing in memory, and reading weights piece by piece is not built yet; choose `mmap` or `ram` in [storage] tier"
+                ))
+                .map_err(failed("keep the model in memory"))?;
+            files.push(ModelFile { file, span, imported: None });
+        }
+        if total != files_len {
+            let detail =
+                format!("it has {total} bytes now, {files_len} when its header was read; load it again");
+            let (tier, path) = (tier.clone(), model.path.clone());
+            let source = engine_core::Error::io(detail);
+            return Err(RuntimeError::Storage { tier, path, doing: "read the model", source });
+        }
+        Ok(Files { model, storage, device, backend, files, reasons: BTreeMap::new() })
+    }
+
+    fn file(&self, at: usize) -> Result<&ModelFile> {
+        self.files.get(at).ok_or_else(|| {
+            let source = engine_core::Error::internal(format!("the model has no file {at}"));
+            RuntimeError::device(self.device, "reading the weights")(source)
+        })
+    }
+
+    /// Where the device can see the weight without a copy; `None` where it cannot, the reason noted.
+    fn view(&mut self, weight: &Weight, stored: &Stored) -> Result<Option<BufferView>> {
+        let description = self.backend.describe();
+        let file = self.file(stored.file)?;
+        let (alignment, limit) = (description.alignment.max(1), description.max_buffer_bytes);
+        let starts_well = |run: &std::ops::Range<u64>| {
+            (file.span.address() as u64)
+                .wrapping_add(run.start)
+                .is_multiple_of(alignment.max(of(stored.dtype)))
         };
-        let from = list.add_slot(host);
-        let to = list.fixed(&tensor.name, SlotRole::Output, shape);
-        list.push(&tensor.name, OperationKind::Copy { from, to }, Arithmetic::F32);
-        let part = span.slice(tensor.file_range.start, tensor.byte_len()).map_err(&failed)?;
-        bound.extend([(from, Bound::Host(part)), (to, Bound::Buffer(buffer.at(0)))]);
-        places.set(tensor, buffer.at(0));
-        buffers.push(buffer);
+        let reason = if !description.imports_host_memory {
+            "the device views no memory of the host".to_owned()
+        } else if limit != 0 && file.span.len() > limit {
+            format!("a buffer of the device has at most {limit} bytes, the file {}", file.span.len())
+        } else {
+            match &stored.runs[..] {
+                [run] if starts_well(run) => match self.import(stored.file)? {
+                    None => "the device cannot view this memory".to_owned(),
+                    Some(buffer) => return Ok(Some(buffer.at(run.start))),
+                },
+                [_] => format!("no multiple of {} bytes", alignment.max(of(stored.dtype))),
+                _ => "rows that take turns with others".to_owned(),
+            }
+        };
+        let (bytes, count) = self.reasons.entry(reason).or_default();
+        (*bytes, *count) = (*bytes + weight.byte_len(), *count + 1);
+        Ok(None)
     }
-    list.validate().map_err(&failed)?;
-    let executable = Executable::prepare(backend, &list).map_err(&failed)?;
-    let bindings = Bindings { tokens: 1, slots: &bound, sequences: &[], ranges: &[] };
-    let value = backend.submit(executable.id(), &bindings, &[]).map_err(&failed)?;
-    while backend.wait(value, FOREVER).map_err(&failed)? == Reached::TimedOut {}
-    Ok((places, buffers))
+
+    /// The whole file as one buffer, where the device can view it.
+    fn import(&mut self, at: usize) -> Result<Option<&DeviceBuffer>> {
+        let span = self.file(at)?.span;
+        let imported = &mut self.files[at].imported;
+        if imported.is_none() {
+            *imported = Some(match DeviceBuffer::import(self.backend, span) {
+                Ok(buffer) => Some(buffer),
+                Err(engine_core::Error::Unsupported { detail }) => {
+                    tracing::info!("device `{}` cannot view the tier's memory: {detail}", self.device);
+                    None
+                }
+                Err(error) => {
+                    return Err(RuntimeError::device(self.device, "viewing the model's memory")(error));
+                }
+            });
+        }
+        Ok(imported.as_ref().and_then(Option::as_ref))
+    }
+
+    fn allocate(
+        &self,
+        weight: &Weight,
+        places: &mut Places,
+        buffers: &mut Vec<DeviceBuffer>,
+    ) -> Result<BufferView> {
+        let what = format!("allocating `{}`", weight.name);
+        let buffer = DeviceBuffer::allocate(self.backend, weight.byte_len(), BufferUse::Weights)
+            .map_err(RuntimeError::device(self.device, &what))?;
+        let view = buffer.at(0);
+        places.set(weight, view);
+        buffers.push(buffer);
+        Ok(view)
+    }
+
+    /// Bytes as they are, copied by the device run by run.
+    fn copy(
+        &self,
+        weights: &[(&Weight, &Stored)],
+        places: &mut Places,
+        buffers: &mut Vec<DeviceBuffer>,
+    ) -> Result<()> {
+        let failed = RuntimeError::device(self.device, "copying the weights to it");
+        let (mut list, mut bound) = (OperationList::new(1), Vec::new());
+        for (weight, stored) in weights {
+            let mut view = self.allocate(weight, places, buffers)?;
+            for run in &stored.runs {
+                let bytes = run.end - run.start;
+                let (from, to) = copy_bytes(&mut list, weight, bytes).map_err(&failed)?;
+                let part = self.file(stored.file)?.span.slice(run.start, bytes).map_err(&failed)?;
+                bound.extend([(from, Bound::Host(part)), (to, Bound::Buffer(view))]);
+                view.offset += bytes;
+            }
+        }
+        if list.operations.is_empty() {
+            return Ok(());
+        }
+        list.validate().map_err(&failed)?;
+        let executable = Executable::prepare(self.backend, &list).map_err(&failed)?;
+        let bindings = Bindings { tokens: 1, slots: &bound, sequences: &[], ranges: &[] };
+        let value = self.backend.submit(executable.id(), &bindings, &[]).map_err(&failed)?;
+        while self.backend.wait(value, FOREVER).map_err(&failed)? == Reached::TimedOut {}
+        Ok(())
+    }
+
+    /// Weights that are not in the files as the device gets them: made on the host, then copied, some at a time.
+    fn make(&self, weights: &[&Weight], places: &mut Places, buffers: &mut Vec<DeviceBuffer>) -> Result<()> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut staged = Vec::new();
+        let mut bytes = 0;
+        for &weight in weights {
+            let mut view = self.allocate(weight, places, buffers)?;
+            weight.make(threads, &mut |file, range| self.read(file, range), &mut |portion| {
+                let failed = RuntimeError::device("host", "converting weights");
+                let mut memory = HostMemory::allocate(portion.len() as u64).map_err(&failed)?;
+                memory.write(0, portion).map_err(&failed)?;
+                staged.push((weight, memory, view));
+                view.offset += portion.len() as u64;
+                bytes += portion.len();
+                if bytes >= STAGED {
+                    bytes = 0;
+                    self.send(&mut staged)?;
+                }
+                Ok(())
+            })?;
+        }
+        self.send(&mut staged)
+    }
+
+    fn read(&self, file: usize, range: std::ops::Range<u64>) -> Result<Cow<'static, [u8]>> {
+        let failed = |source| {
+            let (tier, path) =
+                (self.storage.describe().name.clone(), path_of(self.model, file).to_path_buf());
+            RuntimeError::Storage { tier, path, doing: "read a weight", source }
+        };
+        let (memory, within) =
+            host_binding::read(&**self.storage, self.file(file)?.file.id(), range).map_err(failed)?;
+        Ok(memory.bytes().get(within).unwrap_or_default().to_vec().into())
+    }
+
+    /// Copies what is staged to the device, and forgets it.
+    fn send(&self, staged: &mut Vec<(&Weight, HostMemory, BufferView)>) -> Result<()> {
+        let failed = RuntimeError::device(self.device, "copying converted weights to it");
+        let mut list = OperationList::new(1);
+        let mut submission = Submission { tokens: 1, ..Submission::default() };
+        for (weight, memory, view) in staged.iter_mut() {
+            let (from, to) = copy_bytes(&mut list, weight, memory.len()).map_err(&failed)?;
+            submission.device.push((to, *view));
+            submission.host.push((from, memory));
+        }
+        if !list.operations.is_empty() {
+            list.validate().map_err(&failed)?;
+            let executable = Executable::prepare(self.backend, &list).map_err(&failed)?;
+            submission.run(&**self.backend, executable.id()).map_err(&failed)?;
+        }
+        staged.clear();
+        Ok(())
+    }
+
+    /// Says what is copied and converted, why, and what memory it takes.
+    fn tell(&self, made: &[&Weight], copied: u64) {
+        let device = self.device;
+        for (reason, (bytes, count)) in &self.reasons {
+            tracing::info!("{count} weight(s), {bytes} bytes, are copied to device `{device}`: {reason}");
+        }
+        let mut conversions: BTreeMap<(DType, DType), (u64, u64, usize)> = BTreeMap::new();
+        for weight in made {
+            let Some(stored) = weight.converted_from() else { continue };
+            let before: u64 = stored.runs.iter().map(|run| run.end - run.start).sum();
+            let entry = conversions.entry((stored.dtype, weight.shape.dtype)).or_default();
+            *entry = (entry.0 + before, entry.1 + weight.byte_len(), entry.2 + 1);
+        }
+        for ((from, to), (before, after, count)) in conversions {
+            if from.is_quantised() {
+                // Memory that a person did not reckon with.
+                tracing::warn!(
+                    "{count} weight(s) of type {from} are converted to {to}, since device `{device}` has no kernels \
+                     for them: {after} bytes instead of {before}"
+                );
+            } else {
+                tracing::info!(
+                    "{count} weight(s) are held as {to} instead of {from}: {after} bytes for {before}"
+                );
+            }
+        }
+        tracing::debug!("{copied} bytes of weights are in memory of device `{device}` itself");
+    }
+
+    fn close_unviewed(self) -> (Vec<DeviceBuffer>, Vec<OpenFile>) {
+        let viewed = self.files.into_iter().filter_map(|file| Some((file.imported??, file.file)));
+        viewed.unzip()
+    }
+}
+
+/// Bytes of converted weights that wait on the host before they are copied.
+const STAGED: usize = 64 << 20;
+
+/// Bytes that an address of this type must be a multiple of, whatever the device says.
+fn of(dtype: DType) -> u64 {
+    if dtype.is_quantised() { 1 } else { dtype.block_bytes() }
+}
+
+/// A copy of whole rows of a weight from the host, by the byte: these may start anywhere.
+fn copy_bytes(
+    list: &mut OperationList,
+    weight: &Weight,
+    bytes: u64,
+) -> engine_core::Result<(SlotId, SlotId)> {
+    let row = if weight.shape.rows == 1 { bytes } else { weight.shape.row_bytes() };
+    let tensor = TensorType::matrix(DType::U8, bytes / row.max(1), row)?;
+    let name = &weight.name;
+    let from = list.add_slot(Slot {
+        name: format!("{name} on the host"),
+        role: SlotRole::Input,
+        place: Place::Host,
+        tensor,
+        per_token: false,
+    });
+    let to = list.fixed(name, SlotRole::Output, tensor);
+    list.push(name, OperationKind::Copy { from, to }, Arithmetic::F32);
+    Ok((from, to))
 }

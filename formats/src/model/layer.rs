@@ -65,6 +65,9 @@ fn attention(
     };
     let [q, k, v] = if reader.file.tensor(&name("attn_qkv.weight")).is_some() {
         reader.fused(&name("attn_qkv"), embd, [q_width, k_width, v_width])?
+    } else if reader.file.tensor(&name("attn_qkv_by_group.weight")).is_some() {
+        let groups = heads.n_head_kv as u64;
+        reader.fused_by_group(&name("attn_qkv_by_group"), embd, groups, [q_width, k_width, v_width])?
     } else {
         [
             matrix("attn_q", embd, q_width, "embedding width by heads x head width")?,

@@ -17,6 +17,7 @@ mod reader;
 mod requirement;
 mod rope;
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use crate::gguf::{Container, GgufFile, TensorInfo};
@@ -183,9 +184,14 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Whether queries, keys and values are parts of one tensor.
+    /// Whether queries, keys and values are parts of one tensor, all queries before all keys before all values.
     pub fn is_fused(&self) -> bool {
         self.q.weight.file_range.end == self.k.weight.file_range.start && self.q.weight.name.ends_with(']')
+    }
+
+    /// Whether they are parts of one tensor in turns: the queries of a group of heads, their key, their value.
+    pub fn is_fused_by_group(&self) -> bool {
+        !self.q.rows.is_empty()
     }
 }
 
@@ -193,10 +199,22 @@ impl Attention {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Linear {
-    /// The matrix: ne {inputs, outputs}.
+    /// The matrix: ne {inputs, outputs}; or a tensor of which it is some rows.
     pub weight: TensorInfo,
-    /// The bias: ne {outputs}.
+    /// The bias: ne {outputs}; or a tensor of which it is some elements.
     pub bias: Option<TensorInfo>,
+    /// Where the matrix is not all of `weight`: its rows there (and elements of `bias`), in this order. Empty otherwise.
+    pub rows: Vec<Range<u64>>,
+}
+
+impl Linear {
+    /// Rows of the matrix.
+    pub fn outputs(&self) -> u64 {
+        match self.rows.is_empty() {
+            true => self.weight.rows(),
+            false => self.rows.iter().map(|rows| rows.end - rows.start).sum(),
+        }
+    }
 }
 
 /// Feed-forward network of one layer: down(activation(gate x) * up x), or down(activation(up x)) where there is no gate.

@@ -138,12 +138,12 @@ impl<'a> Reader<'a> {
         let reason = wanted.reason;
         let weight = self.tensor(&format!("{name}.weight"), wanted)?;
         let bias = self.optional_tensor(&format!("{name}.bias"), Wanted { dims: &[outputs], reason })?;
-        Ok(Linear { weight, bias })
+        Ok(Linear { weight, bias, rows: Vec::new() })
     }
 
     /// `NAME.weight` of a norm, and `NAME.bias` where it is present.
     pub(super) fn norm(&self, name: &str, embd: u64) -> Result<(TensorInfo, Option<TensorInfo>)> {
-        let Linear { weight, bias } =
+        let Linear { weight, bias, .. } =
             self.linear(name, Wanted { dims: &[embd], reason: "one element per residual element" }, embd)?;
         Ok((weight, bias))
     }
@@ -154,7 +154,7 @@ impl<'a> Reader<'a> {
         let total = widths.iter().try_fold(0_u64, |sum, &width| sum.checked_add(width));
         let outputs = total.unwrap_or(u64::MAX);
         let reason = "embedding width by the widths of queries, keys and values together";
-        let whole = self.linear(name, Wanted { dims: &[inputs, outputs], reason }, outputs)?;
+        let whole = self.whole(name, Wanted { dims: &[inputs, outputs], reason }, outputs)?;
         let mut start = 0;
         Ok(widths.map(|width| {
             let rows = start..start + width;
@@ -162,8 +162,44 @@ impl<'a> Reader<'a> {
             Linear {
                 weight: part(&whole.weight, rows.clone()),
                 bias: whole.bias.as_ref().map(|bias| part(bias, rows)),
+                rows: Vec::new(),
             }
         }))
+    }
+
+    /// As [`Reader::fused`], where the parts take turns: `groups` times some rows of each.
+    pub(super) fn fused_by_group(
+        &self,
+        name: &str,
+        inputs: u64,
+        groups: u64,
+        widths: [u64; 3],
+    ) -> Result<[Linear; 3]> {
+        let total = widths.iter().try_fold(0_u64, |sum, &width| sum.checked_add(width));
+        let outputs = total.unwrap_or(u64::MAX);
+        let reason = "embedding width by the widths of queries, keys and values together";
+        let whole = self.whole(name, Wanted { dims: &[inputs, outputs], reason }, outputs)?;
+        let period = outputs / groups; // each width is that many heads of one width
+        let mut start = 0;
+        Ok(widths.map(|width| {
+            let (first, count) = (start, width / groups);
+            start += count;
+            let rows = (0..groups).map(|group| group * period + first..group * period + first + count);
+            Linear { rows: rows.collect(), ..whole.clone() }
+        }))
+    }
+
+    /// A matrix and bias that are taken apart by rows and elements.
+    fn whole(&self, name: &str, wanted: Wanted<'_>, outputs: u64) -> Result<Linear> {
+        let whole = self.linear(name, wanted, outputs)?;
+        match &whole.bias {
+            Some(bias) if bias.dtype.block_elements() != 1 => Err(FormatError::Tensor {
+                path: self.file.path().to_path_buf(),
+                tensor: bias.name.clone(),
+                problem: format!("is {}, whose blocks cannot be taken apart; store it as F32", bias.dtype),
+            }),
+            _ => Ok(whole),
+        }
     }
 
     /// Marks a tensor as known where it is present, though the description has no place for it.

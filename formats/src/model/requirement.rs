@@ -39,6 +39,8 @@ pub enum Requirement {
     AttentionScale,
     /// Queries, keys and values are rows of one tensor: their ranges start anywhere in it.
     FusedQkv,
+    /// Queries, keys and values are rows of one tensor in turns: [`Linear::rows`](super::Linear::rows).
+    FusedByGroup,
     /// [`FeedForward::gated`](super::FeedForward::gated) is false.
     UngatedFeedForward,
     /// [`Activation::GeluTanh`] or [`Activation::GeluErf`].
@@ -64,6 +66,7 @@ impl fmt::Display for Requirement {
             Requirement::QkNorm => "norms of queries and keys",
             Requirement::AttentionScale => "a scale of the attention's scores",
             Requirement::FusedQkv => "queries, keys and values in one matrix",
+            Requirement::FusedByGroup => "queries, keys and values in one matrix, group by group",
             Requirement::UngatedFeedForward => "a feed-forward network without a gate",
             Requirement::Gelu => "GELU",
             Requirement::PredictorFromLayerInput => "predictors that see the layer's input",
@@ -97,6 +100,7 @@ impl ModelDescription {
             ),
             (layers().any(|layer| layer.attention.scale.is_some()), Requirement::AttentionScale),
             (layers().any(|layer| layer.attention.is_fused()), Requirement::FusedQkv),
+            (layers().any(|layer| layer.attention.is_fused_by_group()), Requirement::FusedByGroup),
             (layers().any(|layer| !layer.ffn.gated), Requirement::UngatedFeedForward),
             (layers().any(|layer| gelu.contains(&layer.ffn.activation)), Requirement::Gelu),
             (

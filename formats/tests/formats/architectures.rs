@@ -241,6 +241,29 @@ fn falcon() {
 }
 
 #[test]
+fn falcon_by_group() {
+    let mut w = falcon_sample();
+    for layer in 0..2 {
+        w.remove_tensor(&format!("blk.{layer}.attn_qkv.weight"));
+        zeros(&mut w, &format!("blk.{layer}.attn_qkv_by_group.weight"), &[32, 64]);
+        zeros(&mut w, &format!("blk.{layer}.attn_qkv_by_group.bias"), &[64]);
+    }
+    let model = describe(&w).unwrap();
+    let attention = &model.layers[1].attention;
+    // Two groups of two query heads, a key and a value, 8 rows each.
+    assert_eq!(attention.q.rows, [0..16, 32..48]);
+    assert_eq!((&attention.k.rows[..], &attention.v.rows[..]), (&[16..24, 48..56][..], &[24..32, 56..64][..]));
+    assert_eq!((attention.q.outputs(), attention.k.outputs(), attention.o.outputs()), (32, 16, 32));
+    assert!(attention.v.bias.is_some() && attention.is_fused_by_group() && !attention.is_fused());
+    assert!(model.requirements().contains(&Requirement::FusedByGroup));
+    w.tensor("blk.0.attn_qkv_by_group.bias", engine_core::DType::Q8_0, &[64], vec![0_u8; 68]).unwrap();
+    says(&refused(&w), &["blk.0.attn_qkv_by_group.bias", "Q8_0", "store it as F32"]);
+    zeros(&mut w, "blk.0.attn_qkv_by_group.bias", &[64]);
+    zeros(&mut w, "blk.1.attn_qkv_by_group.weight", &[32, 60]);
+    says(&refused(&w), &["blk.1.attn_qkv_by_group.weight", "[32, 60]", "[32, 64]"]);
+}
+
+#[test]
 fn bamboo() {
     let model = describe(&renamed("bamboo", SIZES)).unwrap();
     assert_eq!(model.layers[1].ffn.activation, Activation::DRelu);

@@ -1,21 +1,29 @@
 //! Builds one list: slots by name, weights as constants, embedding and head.
 
 use super::{Graph, GraphOptions, Places, refused, residual_stride};
-use crate::{Activations, Result};
+use crate::conversions::Use;
+use crate::weight::Weight;
+use crate::{Activations, Result, RuntimeError};
 use engine_core::operation::{
     Accumulation, Arithmetic, NormKind, OperationKind, OperationList, Place, Quantization, Slot, SlotId,
     SlotRole,
 };
 use engine_core::{ClusterRange, DType, TensorType};
-use formats::TensorInfo;
+use formats::{TensorInfo, model};
 use std::collections::HashMap;
+
+/// Host slots that say which rows are looked up.
+pub(super) struct Embedded {
+    pub(super) ids: SlotId,
+    pub(super) positions: Option<SlotId>,
+}
 
 pub(super) struct Builder<'a> {
     pub(super) options: GraphOptions<'a>,
     places: &'a Places,
     pub(super) list: OperationList,
-    weights: Vec<TensorInfo>,
-    /// By tensor name, and by scratch name and width: layers share what does not outlive them.
+    weights: Vec<Weight>,
+    /// By the weight's name, and by scratch name and width: layers share what does not outlive them.
     constants: HashMap<String, SlotId>,
     scratch: HashMap<(&'static str, u64), SlotId>,
     pub(super) caches: Vec<SlotId>,
@@ -52,6 +60,7 @@ impl<'a> Builder<'a> {
             list: self.list,
             weights: self.weights,
             ids: None,
+            positions: None,
             residual: None,
             logits: None,
             caches: self.caches,
@@ -63,25 +72,28 @@ impl<'a> Builder<'a> {
     }
 
     /// The constant slot of a matrix, a row per output.
-    pub(super) fn weight(&mut self, tensor: &TensorInfo) -> Result<SlotId> {
-        self.constant(tensor, tensor.rows(), tensor.row_elements())
+    pub(super) fn weight(&mut self, purpose: Use, tensor: &TensorInfo) -> Result<SlotId> {
+        let dtype = self.options.conversions.target(purpose, tensor.dtype);
+        let weight = Weight::matrix(self.options.model, tensor, dtype)?;
+        Ok(self.constant(weight))
     }
 
     /// The constant slot of a vector.
     pub(super) fn vector(&mut self, tensor: &TensorInfo) -> Result<SlotId> {
-        self.constant(tensor, 1, tensor.elements())
+        let weight = Weight::vector(self.options.model, tensor, 0.0)?;
+        Ok(self.constant(weight))
     }
 
-    fn constant(&mut self, tensor: &TensorInfo, rows: u64, columns: u64) -> Result<SlotId> {
-        if let Some(&slot) = self.constants.get(&tensor.name) {
-            return Ok(slot);
+    /// The constant slot of a weight.
+    pub(super) fn constant(&mut self, weight: Weight) -> SlotId {
+        if let Some(&slot) = self.constants.get(&weight.name) {
+            return slot;
         }
-        let shape = TensorType::matrix(tensor.dtype, rows, columns).map_err(refused(self.options.model))?;
-        let role = SlotRole::Constant(self.places.of(tensor));
-        let slot = self.list.fixed(&tensor.name, role, shape);
-        self.constants.insert(tensor.name.clone(), slot);
-        self.weights.push(tensor.clone());
-        Ok(slot)
+        let role = SlotRole::Constant(self.places.of(&weight));
+        let slot = self.list.fixed(&weight.name, role, weight.shape);
+        self.constants.insert(weight.name.clone(), slot);
+        self.weights.push(weight);
+        slot
     }
 
     /// Scratch with a row of f32 per token, the same slot for the same name and width.
@@ -130,9 +142,10 @@ impl<'a> Builder<'a> {
         self.list.push(label, kind, Arithmetic::F32);
     }
 
-    /// Quantisation of activations that meet these weights.
-    pub(super) fn activations(&self, weights: &[&TensorInfo]) -> Quantization {
-        let quantised = weights.iter().all(|tensor| tensor.dtype.is_quantised());
+    /// Quantisation of activations that meet weights of these types.
+    pub(super) fn activations(&self, purpose: Use, weights: &[&TensorInfo]) -> Quantization {
+        let conversions = self.options.conversions;
+        let quantised = weights.iter().all(|tensor| conversions.target(purpose, tensor.dtype).is_quantised());
         match self.options.activations {
             Activations::Int8 if quantised => Quantization::Int8Blocks,
             _ => Quantization::None,
@@ -147,10 +160,12 @@ impl<'a> Builder<'a> {
         (input, output): (SlotId, SlotId),
         accumulate: bool,
     ) -> Result<()> {
-        let weight = self.weight(&linear.weight)?;
-        let bias = linear.bias.as_ref().map(|bias| self.vector(bias)).transpose()?;
+        let model = self.options.model;
+        let dtype = self.options.conversions.target(Use::Matrix, linear.weight.dtype);
+        let weight = self.constant(Weight::linear(model, linear, dtype)?);
+        let bias = Weight::bias(model, linear)?.map(|bias| self.constant(bias));
         let arithmetic = Arithmetic {
-            input: self.activations(&[&linear.weight]),
+            input: self.activations(Use::Matrix, &[&linear.weight]),
             hidden: Quantization::None,
             accumulation: Accumulation::F32,
         };
@@ -158,28 +173,83 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// `output = rms_norm(input) * weight`.
+    /// `output = norm(input) * weight + bias` by the model's kind of norm.
     pub(super) fn norm(
+        &mut self,
+        label: String,
+        (weight, bias): (&TensorInfo, Option<&TensorInfo>),
+        (input, output): (SlotId, SlotId),
+    ) -> Result<()> {
+        let norm = match self.options.model.norm {
+            model::Norm::Rms => NormKind::Rms,
+            model::Norm::Layer => NormKind::Layer,
+            other => return Err(self.unsupported(format!("norm {other:?}"), "RMS norm and LayerNorm are")),
+        };
+        self.norm_of(norm, label, (weight, bias), (input, output))
+    }
+
+    /// `output = rms_norm(input) * weight` for each head of a row.
+    pub(super) fn head_norm(
         &mut self,
         label: String,
         weight: &TensorInfo,
         (input, output): (SlotId, SlotId),
     ) -> Result<()> {
-        let weight = self.vector(weight)?;
-        let epsilon = self.options.model.rms_epsilon;
-        let kind = OperationKind::Norm { norm: NormKind::Rms, epsilon, input, weight, bias: None, output };
-        self.push(label, kind);
+        self.norm_of(NormKind::Rms, label, (weight, None), (input, output))
+    }
+
+    fn norm_of(
+        &mut self,
+        norm: NormKind,
+        label: String,
+        (weight, bias): (&TensorInfo, Option<&TensorInfo>),
+        (input, output): (SlotId, SlotId),
+    ) -> Result<()> {
+        let model = self.options.model;
+        let weight = self.constant(Weight::vector(model, weight, model.norm_offset)?);
+        let bias = bias.map(|bias| self.vector(bias)).transpose()?;
+        let epsilon = model.rms_epsilon;
+        self.push(label, OperationKind::Norm { norm, epsilon, input, weight, bias, output });
         Ok(())
     }
 
-    /// Ids from the host, and their rows of the embedding; returns the host's slot.
-    pub(super) fn embed(&mut self, output: SlotId) -> Result<SlotId> {
-        let from = self.host("ids", SlotRole::Input, DType::I32, 1)?;
-        let ids = self.scratch_of("ids on the device", DType::I32, 1)?;
-        self.push("ids", OperationKind::Copy { from, to: ids });
-        let table = self.weight(&self.options.model.token_embd)?;
-        self.push("token_embd", OperationKind::Embed { ids, table, output, scale: 1.0 });
-        Ok(from)
+    /// Ids from the host, and their rows of the embedding, with those of the positions where these are learned.
+    pub(super) fn embed(&mut self, output: SlotId) -> Result<Embedded> {
+        let model = self.options.model;
+        let ids = self.host("ids", SlotRole::Input, DType::I32, 1)?;
+        let scale = model.embedding_scale;
+        self.look_up(("ids", "ids on the device"), ids, ("token_embd", &model.token_embd), (output, scale))?;
+        let mut positions = None;
+        if let Some(learned) = &model.positions {
+            let from = self.host("positions", SlotRole::Input, DType::I32, 1)?;
+            let rows = self.scratch("position rows", model.n_embd as u64)?;
+            let names = ("positions", "positions on the device");
+            self.look_up(names, from, ("position_embd", &learned.tensor), (rows, 1.0))?;
+            let add = OperationKind::Add { left: output, right: rows, output };
+            self.push("position_embd.add", add);
+            positions = Some(from);
+        }
+        Ok(Embedded { ids, positions })
+    }
+
+    /// The rows of a table that numbers on the host name.
+    fn look_up(
+        &mut self,
+        (label, device): (&str, &'static str),
+        from: SlotId,
+        (name, table): (&str, &TensorInfo),
+        (output, scale): (SlotId, f32),
+    ) -> Result<()> {
+        let ids = self.scratch_of(device, DType::I32, 1)?;
+        self.push(label, OperationKind::Copy { from, to: ids });
+        let table = self.weight(Use::Table, table)?;
+        self.push(name, OperationKind::Embed { ids, table, output, scale });
+        Ok(())
+    }
+
+    /// An error that names the model.
+    pub(super) fn unsupported(&self, what: String, advice: &str) -> RuntimeError {
+        RuntimeError::Model { path: self.options.model.path.clone(), what, advice: advice.into() }
     }
 
     /// Every layer on the residual.
@@ -194,11 +264,12 @@ impl<'a> Builder<'a> {
     pub(super) fn head(&mut self, residual: SlotId) -> Result<SlotId> {
         let model = self.options.model;
         let normed = self.scratch("normed", model.n_embd as u64)?;
-        self.norm("output_norm".into(), &model.output_norm, (residual, normed))?;
+        let norm = (&model.output_norm, model.output_norm_bias.as_ref());
+        self.norm("output_norm".into(), norm, (residual, normed))?;
         let logits = self.scratch("logits on the device", model.vocab_size as u64)?;
-        let weight = self.weight(model.head())?;
+        let weight = self.weight(Use::Matrix, model.head())?;
         let arithmetic = Arithmetic {
-            input: self.activations(&[model.head()]),
+            input: self.activations(Use::Matrix, &[model.head()]),
             hidden: Quantization::None,
             accumulation: Accumulation::F32,
         };

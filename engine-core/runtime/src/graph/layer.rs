@@ -1,40 +1,66 @@
-//! One layer of the llama family: attention and feed-forward, each behind an RMS norm and added to the residual.
+//! One layer: attention and feed-forward network, each behind a norm and added to the residual, as the model's
+//! description has them.
 
 use super::builder::Builder;
+use super::{ffn, rope};
 use crate::{Result, RuntimeError};
-use engine_core::operation::{OperationKind, Rope, RopeScaling, RopeStyle, SlotId, SlotRole};
+use engine_core::operation::{OperationKind, SlotId, SlotRole};
 use engine_core::{DType, TensorType};
-use formats::ModelDescription;
-use formats::model;
+use formats::model::PredictorInput;
+use formats::{ModelDescription, TensorInfo};
 
 pub(super) fn emit(builder: &mut Builder<'_>, index: usize, residual: SlotId) -> Result<()> {
     let model = builder.options.model;
     let layer = &model.layers[index];
     let label = |part: &str| format!("blk.{index}.{part}");
-    let normed = builder.scratch("normed", model.n_embd as u64)?;
+    let (attn_norm, ffn_norm) =
+        ((&layer.attn_norm, layer.attn_norm_bias.as_ref()), (&layer.ffn_norm, layer.ffn_norm_bias.as_ref()));
+    // A predictor is given a residual, so it runs before anything is added to that.
+    let sees_input = model.prediction.as_ref().is_some_and(|p| p.input == PredictorInput::LayerInput);
+    let early = if sees_input { ffn::predict(builder, index, residual)? } else { None };
 
-    builder.norm(label("attn_norm"), &layer.attn_norm, (residual, normed))?;
+    let normed = builder.scratch("normed", model.n_embd as u64)?;
+    builder.norm(label("attn_norm"), attn_norm, (residual, normed))?;
+    let mut ffn_input = normed;
+    if layer.parallel && ffn_norm != attn_norm {
+        ffn_input = builder.scratch("normed for the network", model.n_embd as u64)?;
+        builder.norm(label("ffn_norm"), ffn_norm, (residual, ffn_input))?;
+    }
     attention(builder, index, normed, residual)?;
-    super::ffn::emit(builder, index, normed, residual)
+    let mask = if sees_input { early } else { ffn::predict(builder, index, residual)? };
+    if !layer.parallel {
+        builder.norm(label("ffn_norm"), ffn_norm, (residual, ffn_input))?;
+    }
+    ffn::emit(builder, index, (ffn_input, residual), mask)
+}
+
+/// Adds `branch` to the residual behind a norm of its own.
+pub(super) fn add_normed(
+    builder: &mut Builder<'_>,
+    label: String,
+    norm: &TensorInfo,
+    (branch, residual): (SlotId, SlotId),
+) -> Result<()> {
+    builder.norm(label.clone(), (norm, None), (branch, branch))?;
+    let add = OperationKind::Add { left: residual, right: branch, output: residual };
+    builder.push(format!("{label}.add"), add);
+    Ok(())
 }
 
 fn attention(builder: &mut Builder<'_>, index: usize, normed: SlotId, residual: SlotId) -> Result<()> {
     let model = builder.options.model;
-    let attention = &model.layers[index].attention;
+    let layer = &model.layers[index];
+    let attention = &layer.attention;
     let label = |part: &str| format!("blk.{index}.{part}");
     if attention.value_dim != attention.head_dim {
-        return Err(RuntimeError::Model {
-            path: model.path.clone(),
-            what: format!(
-                "attention with values of {} and keys of {} elements (layer {index})",
-                attention.value_dim, attention.head_dim
-            ),
-            advice: "models with heads of one width are".into(),
-        });
+        let (values, keys) = (attention.value_dim, attention.head_dim);
+        let what = format!("attention with values of {values} and keys of {keys} elements (layer {index})");
+        return Err(builder.unsupported(what, "models with heads of one width are"));
     }
     let heads = size(model, "attention.head_count", attention.n_head)?;
     let kv_heads = size(model, "attention.head_count_kv", attention.n_head_kv)?;
     let head_dim = size(model, "attention.key_length", attention.head_dim)?;
+    let window = layer.window.map(|window| size(model, "attention.sliding_window", window)).transpose()?;
     let (width, kv_width) =
         (u64::from(heads) * u64::from(head_dim), u64::from(kv_heads) * u64::from(head_dim));
 
@@ -44,8 +70,15 @@ fn attention(builder: &mut Builder<'_>, index: usize, normed: SlotId, residual: 
     builder.linear(label("attn_q"), &attention.q, (normed, query), false)?;
     builder.linear(label("attn_k"), &attention.k, (normed, key), false)?;
     builder.linear(label("attn_v"), &attention.v, (normed, value), false)?;
-    rope(builder, label("rope_q"), query, head_dim)?;
-    rope(builder, label("rope_k"), key, head_dim)?;
+    if let Some(norm) = &attention.q_norm {
+        builder.head_norm(label("attn_q_norm"), norm, (query, query))?;
+    }
+    if let Some(norm) = &attention.k_norm {
+        builder.head_norm(label("attn_k_norm"), norm, (key, key))?;
+    }
+    let turns = layer.rope.as_ref().unwrap_or(&model.rope);
+    rope::emit(builder, label("rope_q"), turns, query, head_dim)?;
+    rope::emit(builder, label("rope_k"), turns, key, head_dim)?;
 
     let cache_type = TensorType::matrix(DType::F16, builder.options.context.into(), 2 * kv_width)
         .map_err(super::refused(model))?;
@@ -60,79 +93,21 @@ fn attention(builder: &mut Builder<'_>, index: usize, normed: SlotId, residual: 
         heads,
         kv_heads,
         head_dim,
-        scale: 1.0 / (head_dim as f32).sqrt(),
-        window: None,
+        scale: attention.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
+        window,
         soft_cap: None,
     };
     builder.push(label("attention"), kind);
-    builder.linear(label("attn_output"), &attention.o, (output, residual), true)
-}
-
-fn rope(builder: &mut Builder<'_>, label: String, slot: SlotId, head_dim: u32) -> Result<()> {
-    let model = builder.options.model;
-    let factors = model.rope.factors.as_ref().map(|factors| builder.vector(factors)).transpose()?;
-    let style = match model.rope.style {
-        model::RopeStyle::Interleaved => RopeStyle::Interleaved,
-        model::RopeStyle::Split => RopeStyle::Halves,
-        other => {
-            return Err(RuntimeError::Model {
-                path: model.path.clone(),
-                what: format!("rope style {other:?}"),
-                advice: "interleaved and split pairs are".into(),
-            });
-        }
+    let Some(norm) = &layer.attn_post_norm else {
+        return builder.linear(label("attn_output"), &attention.o, (output, residual), true);
     };
-    let rope = Rope {
-        input: slot,
-        output: slot,
-        factors,
-        style,
-        head_dim,
-        rotary_dim: size(model, "rope.dimension_count", model.rope.dim)?,
-        base: model.rope.base,
-        scaling: scaling(model)?,
-    };
-    builder.push(label, OperationKind::Rope(rope));
-    Ok(())
-}
-
-fn scaling(model: &ModelDescription) -> Result<RopeScaling> {
-    let refused = |what: String| RuntimeError::Model {
-        path: model.path.clone(),
-        what,
-        advice: "an ext_factor of 1 (YaRN) or 0 without attention factor (linear) is".into(),
-    };
-    Ok(match model.rope.scaling {
-        model::RopeScaling::None => RopeScaling::None,
-        model::RopeScaling::Linear { factor } => RopeScaling::Linear { factor },
-        model::RopeScaling::Yarn {
-            factor,
-            original_context,
-            ext_factor,
-            attn_factor,
-            beta_fast,
-            beta_slow,
-        } => {
-            if ext_factor == 0.0 && attn_factor == 1.0 {
-                return Ok(RopeScaling::Linear { factor });
-            }
-            if ext_factor != 1.0 {
-                return Err(refused(format!("rope scaling `yarn` with ext_factor {ext_factor}")));
-            }
-            RopeScaling::Yarn {
-                factor,
-                original_context: size(model, "rope.scaling.original_context_length", original_context)?,
-                attention_factor: attn_factor,
-                beta_fast,
-                beta_slow,
-            }
-        }
-        other => return Err(refused(format!("rope scaling {other:?}"))),
-    })
+    let branch = builder.scratch("branch", model.n_embd as u64)?;
+    builder.linear(label("attn_output"), &attention.o, (output, branch), false)?;
+    add_normed(builder, label("post_attention_norm"), norm, (branch, residual))
 }
 
 /// A size of the description as the descriptors' 32 bits.
-fn size(model: &ModelDescription, key: &str, value: usize) -> Result<u32> {
+pub(super) fn size(model: &ModelDescription, key: &str, value: usize) -> Result<u32> {
     u32::try_from(value).map_err(|_| RuntimeError::Model {
         path: model.path.clone(),
         what: format!("`{}.{key}` of {value}", model.architecture),

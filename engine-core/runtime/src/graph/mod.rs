@@ -6,17 +6,20 @@
 mod builder;
 mod ffn;
 mod layer;
+mod rope;
 #[cfg(test)]
 mod tests;
 
+use crate::conversions::Conversions;
 use crate::options::Activations;
+use crate::weight::Weight;
 use crate::{Result, RuntimeError};
 use builder::Builder;
 use engine_core::ClusterRange;
 use engine_core::backend::{BufferId, BufferView};
 use engine_core::operation::{OperationList, SlotId};
 use engine_core::planner::LayerPlan;
-use formats::{ModelDescription, TensorInfo};
+use formats::ModelDescription;
 use std::collections::HashMap;
 
 /// Everything but the weights' places that decides a list.
@@ -31,6 +34,8 @@ pub(crate) struct GraphOptions<'a> {
     pub(crate) row_alignment: u64,
     /// Whether the neurons that took part are counted.
     pub(crate) count_active: bool,
+    /// Weight types that the device is given as others.
+    pub(crate) conversions: &'a Conversions,
 }
 
 /// Where weights lie on the device.
@@ -45,12 +50,12 @@ impl Places {
         Places::default()
     }
 
-    pub(crate) fn set(&mut self, tensor: &TensorInfo, view: BufferView) {
-        self.by_name.insert(tensor.name.clone(), view);
+    pub(crate) fn set(&mut self, weight: &Weight, view: BufferView) {
+        self.by_name.insert(weight.name.clone(), view);
     }
 
-    fn of(&self, tensor: &TensorInfo) -> BufferView {
-        self.by_name.get(&tensor.name).copied().unwrap_or(BufferView { buffer: BufferId(0), offset: 0 })
+    fn of(&self, weight: &Weight) -> BufferView {
+        self.by_name.get(&weight.name).copied().unwrap_or(BufferView { buffer: BufferId(0), offset: 0 })
     }
 }
 
@@ -58,9 +63,11 @@ impl Places {
 pub(crate) struct Graph {
     pub(crate) list: OperationList,
     /// Weights that it reads, each once.
-    pub(crate) weights: Vec<TensorInfo>,
+    pub(crate) weights: Vec<Weight>,
     /// Host: I32 [T x 1].
     pub(crate) ids: Option<SlotId>,
+    /// Host: I32 [T x 1], the row of each token's position in the table of learned positions, where there is one.
+    pub(crate) positions: Option<SlotId>,
     /// The residual after the last layer (a body's) or before the final norm (a head's): F32 [T x n_embd].
     pub(crate) residual: Option<SlotId>,
     /// Host: F32 [T x vocabulary].
@@ -77,19 +84,25 @@ pub(crate) struct Graph {
 pub(crate) fn step(options: GraphOptions<'_>, places: &Places) -> Result<Graph> {
     let mut builder = Builder::new(options, places, 1, false);
     let residual = builder.scratch("residual", options.model.n_embd as u64)?;
-    let ids = builder.embed(residual)?;
+    let embedded = builder.embed(residual)?;
     builder.layers(residual)?;
     let logits = builder.head(residual)?;
-    builder.finish(|graph| (graph.ids, graph.logits) = (Some(ids), Some(logits)))
+    builder.finish(|graph| {
+        (graph.ids, graph.positions) = (Some(embedded.ids), embedded.positions);
+        graph.logits = Some(logits);
+    })
 }
 
 /// A batch: embedding and layers; the residual stays in the buffer that is bound for it.
 pub(crate) fn body(options: GraphOptions<'_>, places: &Places, capacity: u32) -> Result<Graph> {
     let mut builder = Builder::new(options, places, capacity, true);
     let residual = builder.residual()?;
-    let ids = builder.embed(residual)?;
+    let embedded = builder.embed(residual)?;
     builder.layers(residual)?;
-    builder.finish(|graph| (graph.ids, graph.residual) = (Some(ids), Some(residual)))
+    builder.finish(|graph| {
+        (graph.ids, graph.positions) = (Some(embedded.ids), embedded.positions);
+        graph.residual = Some(residual);
+    })
 }
 
 /// Final norm and head on rows of a body's residual.
@@ -111,6 +124,6 @@ fn refused(model: &ModelDescription) -> impl Fn(engine_core::Error) -> RuntimeEr
     move |source| RuntimeError::Model {
         path: model.path.clone(),
         what: format!("a tensor of this shape or type ({})", source.detail()),
-        advice: "store it in another type (norms and biases are F32)".into(),
+        advice: "store it in another type".into(),
     }
 }

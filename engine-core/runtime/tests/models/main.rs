@@ -4,6 +4,7 @@
 //! `../shared/models` are ignored with that reason where it is absent.
 
 mod answers;
+mod architectures;
 mod reference;
 mod stack;
 mod synthetic;
@@ -18,5 +19,6 @@ fn main() -> std::process::ExitCode {
     trials.extend(answers::trials());
     trials.extend(traps::trials());
     trials.extend(synthetic::trials());
+    trials.extend(architectures::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
 }

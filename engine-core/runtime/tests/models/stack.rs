@@ -16,6 +16,7 @@ pub(crate) struct Setup {
     pub(crate) device: &'static str,
     pub(crate) tier: &'static str,
     pub(crate) threads: i64,
+    pub(crate) context: u32,
     pub(crate) batch: u32,
     pub(crate) activations: Activations,
     pub(crate) sparsity: SparsityChoice,
@@ -27,6 +28,7 @@ impl Setup {
             device,
             tier: "mmap",
             threads: 2,
+            context: 256,
             batch: 256,
             activations: Activations::F32,
             sparsity: SparsityChoice::Dense,
@@ -48,7 +50,7 @@ impl Setup {
         };
         drop(catalogue);
         let options = EngineOptions {
-            context: 256,
+            context: self.context,
             batch: self.batch,
             activations: self.activations,
             sparsity: self.sparsity,

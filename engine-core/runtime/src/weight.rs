@@ -1,0 +1,215 @@
+//! A weight as lists read it, and how it comes from the model's files: bytes as they are, rows put together, another
+//! type, or numbers that follow from the description.
+
+use crate::{Result, RuntimeError};
+use engine_core::{DType, TensorType};
+use formats::model::Linear;
+use formats::quantise::{dequantise_rows, quantise_rows};
+use formats::{ModelDescription, TensorInfo};
+use std::borrow::Cow;
+use std::ops::Range;
+use std::path::Path;
+
+/// A constant of a model's lists.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Weight {
+    /// The tensor's name, and what is done to it: no two weights of a model that differ share one.
+    pub(crate) name: String,
+    /// As the device holds it.
+    pub(crate) shape: TensorType,
+    source: Source,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Source {
+    /// As stored.
+    Stored(Stored),
+    /// Every element in another type, plus `add`.
+    Converted { stored: Stored, add: f32 },
+    /// In no file.
+    Values(Vec<f32>),
+}
+
+/// Rows in one of the model's files.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Stored {
+    pub(crate) dtype: DType,
+    /// Of the model's files.
+    pub(crate) file: usize,
+    /// One behind the other; each holds whole rows.
+    pub(crate) runs: Vec<Range<u64>>,
+}
+
+/// Elements that are converted at once: enough for every processor, few beside a model.
+const PORTION: u64 = 1 << 22;
+
+impl Weight {
+    /// A tensor as a matrix, a row per output, held as `dtype`.
+    ///
+    /// # Errors
+    /// Where rows of that length have no place in that type, or the stored type is none of numbers.
+    pub(crate) fn matrix(model: &ModelDescription, tensor: &TensorInfo, dtype: DType) -> Result<Weight> {
+        let stored = Stored { dtype: tensor.dtype, file: tensor.file, runs: vec![tensor.file_range.clone()] };
+        Weight::of(model, &tensor.name, stored, (tensor.rows(), tensor.row_elements(), dtype), 0.0)
+    }
+
+    /// The matrix of a linear map, held as `dtype`.
+    ///
+    /// # Errors
+    /// As [`Weight::matrix`].
+    pub(crate) fn linear(model: &ModelDescription, linear: &Linear, dtype: DType) -> Result<Weight> {
+        if linear.rows.is_empty() {
+            return Weight::matrix(model, &linear.weight, dtype);
+        }
+        let (name, stored) = some_rows(&linear.weight, linear.weight.rows(), &linear.rows);
+        Weight::of(model, &name, stored, (linear.outputs(), linear.weight.row_elements(), dtype), 0.0)
+    }
+
+    /// A vector: always F32, with `add` added to each element.
+    ///
+    /// # Errors
+    /// As [`Weight::matrix`].
+    pub(crate) fn vector(model: &ModelDescription, tensor: &TensorInfo, add: f32) -> Result<Weight> {
+        let stored = Stored { dtype: tensor.dtype, file: tensor.file, runs: vec![tensor.file_range.clone()] };
+        Weight::of(model, &tensor.name, stored, (1, tensor.elements(), DType::F32), add)
+    }
+
+    /// The bias of a linear map, where it has one.
+    ///
+    /// # Errors
+    /// As [`Weight::matrix`].
+    pub(crate) fn bias(model: &ModelDescription, linear: &Linear) -> Result<Option<Weight>> {
+        let Some(bias) = &linear.bias else { return Ok(None) };
+        if linear.rows.is_empty() {
+            return Weight::vector(model, bias, 0.0).map(Some);
+        }
+        let (name, stored) = some_rows(bias, bias.elements(), &linear.rows);
+        Weight::of(model, &name, stored, (1, linear.outputs(), DType::F32), 0.0).map(Some)
+    }
+
+    /// A vector that is in no file; `name` says what it follows from.
+    pub(crate) fn values(name: String, values: Vec<f32>) -> Weight {
+        Weight { name, shape: TensorType::f32_vector(values.len() as u64), source: Source::Values(values) }
+    }
+
+    fn of(
+        model: &ModelDescription,
+        name: &str,
+        stored: Stored,
+        (rows, columns, dtype): (u64, u64, DType),
+        add: f32,
+    ) -> Result<Weight> {
+        let refused = |reason: String| RuntimeError::Model {
+            path: model.files.get(stored.file).unwrap_or(&model.path).clone(),
+            what: format!("`{name}` of type {} where {dtype} is needed ({reason})", stored.dtype),
+            advice: "store it as F32, F16 or BF16".into(),
+        };
+        let shape = TensorType::matrix(dtype, rows, columns).map_err(|error| refused(error.detail()))?;
+        if stored.dtype == dtype && add == 0.0 {
+            return Ok(Weight { name: name.to_owned(), shape, source: Source::Stored(stored) });
+        }
+        // A portion of the result is made of as many whole rows.
+        if !formats::quantise::READABLE.contains(&stored.dtype) || stored.dtype.row_bytes(columns).is_none() {
+            return Err(refused("it cannot be converted".into()));
+        }
+        let mut name = name.to_owned();
+        if stored.dtype != dtype {
+            name = format!("{name} as {dtype}");
+        }
+        if add != 0.0 {
+            name = format!("{name} + {add}");
+        }
+        Ok(Weight { name, shape, source: Source::Converted { stored, add } })
+    }
+
+    /// Bytes on a device.
+    pub(crate) fn byte_len(&self) -> u64 {
+        self.shape.bytes()
+    }
+
+    /// The stored rows, where the device gets exactly these.
+    pub(crate) fn stored(&self) -> Option<&Stored> {
+        match &self.source {
+            Source::Stored(stored) => Some(stored),
+            _ => None,
+        }
+    }
+
+    /// The type it has in the file, where it is converted.
+    pub(crate) fn converted_from(&self) -> Option<&Stored> {
+        match &self.source {
+            Source::Converted { stored, .. } => Some(stored),
+            _ => None,
+        }
+    }
+
+    /// Gives its bytes to `emit`, in order and in portions; `read` gives those of a file of the model. `threads` convert.
+    ///
+    /// # Errors
+    /// Those of `read` and `emit`, and where a stored value cannot be converted.
+    pub(crate) fn make<'a>(
+        &self,
+        threads: usize,
+        read: &mut dyn FnMut(usize, Range<u64>) -> Result<Cow<'a, [u8]>>,
+        emit: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        match &self.source {
+            Source::Values(values) => {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                emit(&bytes)
+            }
+            Source::Stored(stored) => {
+                stored.runs.iter().try_for_each(|run| emit(&read(stored.file, run.clone())?))
+            }
+            Source::Converted { stored, add } => {
+                let runs = stored.runs.iter();
+                runs.flat_map(|run| self.portions(stored, run.clone())).try_for_each(|portion| {
+                    emit(&self.convert(stored, &read(stored.file, portion)?, *add, threads)?)
+                })
+            }
+        }
+    }
+
+    /// Elements that are converted together at least: a row, or a block of a vector.
+    fn unit(&self, stored: &Stored) -> u64 {
+        if self.shape.rows == 1 { stored.dtype.block_elements() } else { self.shape.columns }
+    }
+
+    /// A run of whole units in parts of at most some millions of elements.
+    fn portions(&self, stored: &Stored, run: Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+        let unit = self.unit(stored);
+        let bytes = stored.dtype.row_bytes(unit).unwrap_or(1).max(1); // checked when it was made
+        let step = (PORTION / unit).max(1).saturating_mul(bytes);
+        std::iter::successors(Some(run.start), move |start| start.checked_add(step))
+            .take_while(move |start| *start < run.end)
+            .map(move |start| start..run.end.min(start.saturating_add(step)))
+    }
+
+    /// Whole units in the device's type.
+    fn convert(&self, stored: &Stored, bytes: &[u8], add: f32, threads: usize) -> Result<Vec<u8>> {
+        let unit = self.unit(stored);
+        let unit_bytes = stored.dtype.row_bytes(unit).unwrap_or(1).max(1);
+        let mut values = vec![0.0; (bytes.len() as u64 / unit_bytes * unit) as usize];
+        dequantise_rows(stored.dtype, bytes, unit as usize, threads, &mut values)?;
+        if add != 0.0 {
+            values.iter_mut().for_each(|value| *value += add);
+        }
+        Ok(quantise_rows(self.shape.dtype, &values, unit as usize, threads)?)
+    }
+}
+
+/// Rows `rows` of the `of` that a tensor has, as runs of bytes, with a name that tells them from others.
+fn some_rows(tensor: &TensorInfo, of: u64, rows: &[Range<u64>]) -> (String, Stored) {
+    // Whole rows are whole blocks, and the tensor lies inside the file.
+    let unit = tensor.byte_len() / of.max(1);
+    let start = tensor.file_range.start;
+    let runs = rows.iter().map(|rows| start + rows.start * unit..start + rows.end * unit).collect();
+    let first = rows.first().map_or(0..0, Range::clone);
+    let name = format!("{}[{}..{} and {} more]", tensor.name, first.start, first.end, rows.len() - 1);
+    (name, Stored { dtype: tensor.dtype, file: tensor.file, runs })
+}
+
+/// The path of one of a model's files, for messages.
+pub(crate) fn path_of(model: &ModelDescription, file: usize) -> &Path {
+    model.files.get(file).unwrap_or(&model.path)
+}

@@ -1,0 +1,248 @@
+//! Every architecture against the logits of Hugging Face's library on the tiny models of `fixtures.py`, straight out of
+//! safetensors, and out of what can be made of them: other types, files in parts, tensors at odd addresses.
+
+use crate::stack::{Outcome, Setup, ensure};
+use engine_core::DType;
+use engine_runtime::Engine;
+use formats::gguf::{GgufFile, GgufWriter};
+use formats::quantise::{dequantise, quantise};
+use libtest_mimic::{Failed, Trial};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// The fixtures that are run as they are; `opt` learned 64 positions.
+const FIXTURES: [(&str, u32); 9] = [
+    ("llama", 128),
+    ("mistral", 128),
+    ("qwen2", 128),
+    ("qwen3", 128),
+    ("gemma3", 128),
+    ("opt", 64),
+    ("falcon", 128),
+    ("falcon-new", 128),
+    ("bamboo", 128),
+];
+
+/// Relative L2 of the logits: the KV cache is f16, and the library's sums are f32.
+const LIMIT: f64 = 1e-3;
+/// With weights rounded to f16.
+const LIMIT_F16: f64 = 1e-2;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for (name, context) in FIXTURES {
+        for device in ["cpu", "reference"] {
+            let setup = Setup { context, ..Setup::on(device) };
+            let mut add = |what: &str, test: fn(Setup, &'static str) -> Outcome| {
+                let trial = format!("architectures::{name}::{device}::{what}");
+                trials.push(Trial::test(trial, move || test(setup, name)));
+            };
+            add("as_stored", as_stored);
+            add("f16", f16);
+            if device == "cpu" {
+                add("ways_agree", ways_agree);
+                add("in_parts", in_parts);
+                add("odd_addresses", odd_addresses);
+            }
+        }
+    }
+    trials
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// Ids, and the logits after each.
+struct Reference {
+    ids: Vec<u32>,
+    logits: Vec<Vec<f64>>,
+}
+
+fn reference(name: &str) -> Result<Reference, Failed> {
+    let text = std::fs::read_to_string(folder(name).join("reference.json"))?;
+    let value: Value = serde_json::from_str(&text)?;
+    let numbers = |value: &Value| -> Result<Vec<f64>, Failed> {
+        let list = value.as_array().ok_or("no list in the reference")?;
+        list.iter().map(|number| Ok(number.as_f64().ok_or("no number in the reference")?)).collect()
+    };
+    let ids = numbers(&value["ids"])?.into_iter().map(|id| id as u32).collect();
+    let logits = value["logits"].as_array().ok_or("no logits in the reference")?;
+    Ok(Reference { ids, logits: logits.iter().map(numbers).collect::<Result<_, _>>()? })
+}
+
+fn scored(engine: &Engine, ids: &[u32]) -> Result<Vec<Vec<f32>>, Failed> {
+    let mut found = Vec::new();
+    engine.session()?.score(ids, &mut |_, logits| found.push(logits.to_vec()))?;
+    Ok(found)
+}
+
+/// Relative L2 over all positions, and of the worst one.
+fn distances(found: &[Vec<f32>], wanted: &[Vec<f64>]) -> (f64, f64) {
+    let of = |rows: &mut dyn Iterator<Item = (&Vec<f32>, &Vec<f64>)>| {
+        let (mut difference, mut size) = (0.0, 0.0);
+        for (a, b) in rows.flat_map(|(found, wanted)| found.iter().zip(wanted)) {
+            difference += (f64::from(*a) - b).powi(2);
+            size += b * b;
+        }
+        (difference / size).sqrt()
+    };
+    let all = of(&mut found.iter().zip(wanted));
+    let worst = found.iter().zip(wanted).map(|row| of(&mut std::iter::once(row))).fold(0.0, f64::max);
+    (all, worst)
+}
+
+fn follows(setup: Setup, model: &Path, name: &str, limit: f64) -> Outcome {
+    let wanted = reference(name)?;
+    let found = scored(&setup.load(model)?, &wanted.ids)?;
+    let same_shape = found.len() == wanted.logits.len()
+        && found.iter().zip(&wanted.logits).all(|(found, wanted)| found.len() == wanted.len());
+    ensure(same_shape, || "another number of logits than in the reference".into())?;
+    let (all, worst) = distances(&found, &wanted.logits);
+    ensure(all < limit, || format!("relative L2 {all:.2e}, at the worst position {worst:.2e}"))?;
+    if std::env::var_os("SHOW_DISTANCES").is_some() {
+        eprintln!("{name} on {}: {all:.2e}, worst {worst:.2e}", setup.device);
+    }
+    Ok(())
+}
+
+fn as_stored(setup: Setup, name: &str) -> Outcome {
+    follows(setup, &folder(name), name, LIMIT)
+}
+
+/// The model as one GGUF file, matrices (not vectors) in another type.
+fn rewritten(name: &str, path: &Path, dtype: DType) -> Outcome {
+    let file = GgufFile::open(folder(name))?;
+    let mut writer = GgufWriter::copy_of(&file);
+    for tensor in file.tensors().iter().filter(|tensor| tensor.dims.len() > 1) {
+        let mut values = vec![0f32; usize::try_from(tensor.elements())?];
+        dequantise(tensor.dtype, file.tensor_bytes(tensor), &mut values)?;
+        writer.tensor(&tensor.name, dtype, &tensor.dims, quantise(dtype, &values)?)?;
+    }
+    writer.write(path)?;
+    Ok(())
+}
+
+fn f16(setup: Setup, name: &str) -> Outcome {
+    let target = tempfile::tempdir()?;
+    let path = target.path().join("f16.gguf");
+    rewritten(name, &path, DType::F16)?;
+    follows(setup, &path, name, LIMIT_F16)
+}
+
+/// Threads, batches and the storage tier change no bit; one id at a time gives the same logits as all at once.
+fn ways_agree(setup: Setup, name: &str) -> Outcome {
+    let ids = reference(name)?.ids;
+    let wanted = scored(&setup.load(&folder(name))?, &ids)?;
+    let others = [
+        ("1 thread", Setup { threads: 1, ..setup }),
+        ("batches of 5", Setup { batch: 5, ..setup }),
+        ("tier ram", Setup { tier: "ram", ..setup }),
+    ];
+    for (what, setup) in others {
+        ensure(scored(&setup.load(&folder(name))?, &ids)? == wanted, || format!("{what} changes logits"))?;
+    }
+    let mut session = setup.load(&folder(name))?.session()?;
+    for (id, wanted) in ids.iter().zip(&wanted) {
+        ensure(session.decode(*id)? == wanted, || {
+            format!("decoding differs at position {}", session.past())
+        })?;
+    }
+    Ok(())
+}
+
+/// Tensors of `model.safetensors` with their bytes, in its order.
+type Tensors = Vec<(String, Value, Vec<u8>)>;
+
+fn tensors(name: &str) -> Result<Tensors, Failed> {
+    let bytes = std::fs::read(folder(name).join("model.safetensors"))?;
+    let (length, rest) = bytes.split_first_chunk::<8>().ok_or("no safetensors file")?;
+    let (header, data) = rest.split_at(usize::try_from(u64::from_le_bytes(*length))?);
+    let header: serde_json::Map<String, Value> = serde_json::from_slice(header)?;
+    let mut tensors = Vec::new();
+    for (name, entry) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
+        let at = |index: usize| entry["data_offsets"][index].as_u64().and_then(|at| usize::try_from(at).ok());
+        let range = at(0).zip(at(1)).ok_or("no offsets")?;
+        tensors.push((name, entry.clone(), data[range.0..range.1].to_vec()));
+    }
+    Ok(tensors)
+}
+
+/// A safetensors file whose data starts at an address that is `odd` bytes off a multiple of 8.
+fn write_safetensors(path: &Path, tensors: &[(String, Value, Vec<u8>)], odd: usize) -> Outcome {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, entry, bytes) in tensors {
+        let mut entry = entry.clone();
+        entry["data_offsets"] = serde_json::json!([data.len(), data.len() + bytes.len()]);
+        header.insert(name.clone(), entry);
+        data.extend_from_slice(bytes);
+    }
+    let mut header = serde_json::to_vec(&header)?;
+    header.resize(header.len().next_multiple_of(8) + odd, b' ');
+    let length = header.len() as u64;
+    std::fs::write(path, [&length.to_le_bytes()[..], &header, &data].concat())?;
+    Ok(())
+}
+
+/// The folder again with a model in shards: the logits are the same to the last bit.
+fn in_parts(setup: Setup, name: &str) -> Outcome {
+    let target = tempfile::tempdir()?;
+    std::fs::copy(folder(name).join("config.json"), target.path().join("config.json"))?;
+    let all = tensors(name)?;
+    let mut places = serde_json::Map::new();
+    for (number, part) in all.chunks(all.len().div_ceil(3)).enumerate() {
+        let file = format!("model-{:05}-of-00003.safetensors", number + 1);
+        write_safetensors(&target.path().join(&file), part, 0)?;
+        places.extend(part.iter().map(|(tensor, ..)| (tensor.clone(), Value::from(file.clone()))));
+    }
+    let index = serde_json::json!({ "weight_map": places }).to_string();
+    std::fs::write(target.path().join("model.safetensors.index.json"), index)?;
+    same_bits(setup, name, target.path())?;
+
+    // And the GGUF file of it in two parts, as gguf-split makes them.
+    let whole = target.path().join("whole.gguf");
+    rewritten(name, &whole, DType::F32)?;
+    let file = GgufFile::open(&whole)?;
+    let half = file.tensors().len() / 2;
+    for (number, names) in [&file.tensors()[..half], &file.tensors()[half..]].into_iter().enumerate() {
+        let mut writer = GgufWriter::copy_of(&file);
+        for tensor in file.tensors().iter().filter(|tensor| !names.contains(tensor)) {
+            writer.remove_tensor(&tensor.name);
+        }
+        writer.set("split.no", u16::try_from(number)?).set("split.count", 2u16);
+        writer.set("split.tensors.count", i32::try_from(file.tensors().len())?);
+        writer.write(target.path().join(format!("part-{:05}-of-00002.gguf", number + 1)))?;
+    }
+    drop(file);
+    same_bits(setup, name, &target.path().join("part-00002-of-00002.gguf"))
+}
+
+fn same_bits(setup: Setup, name: &str, model: &Path) -> Outcome {
+    let ids = reference(name)?.ids;
+    let wanted = scored(&setup.load(&folder(name))?, &ids)?;
+    let found = scored(&setup.load(model)?, &ids)?;
+    ensure(found == wanted, || format!("{} gives other logits", model.display()))
+}
+
+/// Data at odd addresses, which no kernel reads: everything is copied, and counted as memory of the device.
+fn odd_addresses(setup: Setup, name: &str) -> Outcome {
+    let target = tempfile::tempdir()?;
+    std::fs::copy(folder(name).join("config.json"), target.path().join("config.json"))?;
+    write_safetensors(&target.path().join("model.safetensors"), &tensors(name)?, 1)?;
+    same_bits(setup, name, target.path())?;
+    let (odd, even) = (setup.load(target.path())?, setup.load(&folder(name))?);
+    let allocated = |engine: &Engine| {
+        let counters = engine.backend().counters();
+        counters.iter().find(|counter| counter.name == "bytes_allocated").map_or(0, |counter| counter.value)
+    };
+    ensure(odd.weight_bytes_copied() == odd.weight_bytes() && !odd.weights_imported(), || {
+        format!("{} of {} bytes are copied", odd.weight_bytes_copied(), odd.weight_bytes())
+    })?;
+    ensure(even.weight_bytes_copied() < even.weight_bytes() / 4 && even.weights_imported(), || {
+        format!("{} of {} bytes are copied", even.weight_bytes_copied(), even.weight_bytes())
+    })?;
+    // What the device holds beside the weights is the same for both.
+    let (more, copied) =
+        (allocated(&odd) - allocated(&even), odd.weight_bytes_copied() - even.weight_bytes_copied());
+    ensure(more == copied, || format!("{copied} bytes more are copied, the device holds {more} more"))
+}
