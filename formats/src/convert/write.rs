@@ -96,7 +96,7 @@ impl Output<'_> {
             .write(true)
             .create_new(true)
             .open(&partial.0)
-            .map_err(io_error(&partial.0, "create"))?;
+            .map_err(io_error(path, "create"))?;
         self.write_to(&mut file, path, options.threads, progress, cancel)?;
         file.sync_all().map_err(io_error(path, "write"))?;
         drop(file);

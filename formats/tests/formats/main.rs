@@ -5,9 +5,12 @@
 mod allocations;
 mod architectures;
 mod blocks;
+mod convert;
 mod malformed;
 mod models;
 mod mutated;
+mod overrides;
+mod pickle;
 mod pieces;
 mod safetensors;
 mod sample;

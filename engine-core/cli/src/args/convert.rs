@@ -22,9 +22,9 @@ pub(crate) struct ConvertArgs {
     #[arg(long = "type", value_name = "TYPE", default_value = "keep", value_parser = types(&["f32", "f16", "bf16", "q8_0", "keep"]))]
     pub(crate) dtype: Type,
     /// Folder of PowerInfer's predictors (model_0.pt, model_1.pt, ...), to be added.
-    #[arg(long, value_name = "FOLDER", conflicts_with = "no_predictors")]
+    #[arg(long, value_name = "FOLDER")]
     pub(crate) predictors: Option<PathBuf>,
-    /// Leaves predictors out, with which other programs do not load a model.
+    /// Leaves the input's predictors out, with which other programs do not load a model.
     #[arg(long)]
     pub(crate) no_predictors: bool,
     /// Pre-tokenizer to name in the file, instead of the one that was found.
