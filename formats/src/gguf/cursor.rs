@@ -7,19 +7,24 @@ use crate::{FormatError, Result};
 
 /// Headers longer than this are refused: the largest real ones have some tens of MiB, and a sparse file must not be
 /// able to ask for memory by the terabyte.
-const HEADER_LIMIT: u64 = 1 << 30;
+const HEADER_LIMIT: u64 = 1 << 27;
+
+/// Arrays within arrays that a header may have in all. No known file has any, and each takes more memory than its twelve
+/// bytes, which may be a hole of a sparse file.
+const NESTED_LIMIT: u64 = 1 << 16;
 
 /// Reads little-endian fields in order.
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     position: usize,
+    nested: u64,
     path: &'a Path,
 }
 
 impl<'a> Cursor<'a> {
     pub(crate) fn new(path: &'a Path, bytes: &'a [u8]) -> Cursor<'a> {
         let limit = usize::try_from(HEADER_LIMIT).unwrap_or(usize::MAX);
-        Cursor { bytes: &bytes[..bytes.len().min(limit)], position: 0, path }
+        Cursor { bytes: &bytes[..bytes.len().min(limit)], position: 0, nested: 0, path }
     }
 
     pub(crate) fn position(&self) -> u64 {
@@ -80,6 +85,16 @@ impl<'a> Cursor<'a> {
             return Err(self.bad(what, offset, problem));
         }
         Ok(count)
+    }
+
+    /// Counts `count` arrays within another.
+    pub(crate) fn nest(&mut self, count: u64, what: fmt::Arguments<'_>) -> Result<()> {
+        self.nested = self.nested.saturating_add(count);
+        if self.nested <= NESTED_LIMIT {
+            return Ok(());
+        }
+        let problem = format!("holds {count} arrays; {NESTED_LIMIT} arrays within arrays are allowed in all");
+        Err(self.bad(what, self.position(), problem))
     }
 
     /// A damaged header: `what` at `offset`.

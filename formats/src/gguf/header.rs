@@ -202,6 +202,7 @@ fn array(cursor: &mut Cursor<'_>, key: &str, depth: u32) -> Result<Array> {
             Array::Strings(strings)
         }
         ValueType::Array => {
+            cursor.nest(count, what)?;
             let mut inner = Vec::new();
             for _ in 0..count {
                 inner.push(array(cursor, key, depth + 1)?);

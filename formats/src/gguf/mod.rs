@@ -9,6 +9,7 @@ pub(crate) mod header;
 mod identify;
 pub(crate) mod mapping;
 mod metadata;
+mod overrides;
 pub(crate) mod split;
 mod value;
 pub mod writer;
@@ -20,6 +21,7 @@ use std::path::Path;
 use engine_core::DType;
 
 pub use metadata::Metadata;
+pub use overrides::Override;
 pub use value::{Array, StringArray, Value, ValueType};
 pub use writer::GgufWriter;
 

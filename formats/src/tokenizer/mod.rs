@@ -146,6 +146,11 @@ impl Tokenizer {
         &self.notices
     }
 
+    /// Those notices that tell of a key that the file lacks, and of what is assumed instead.
+    pub fn assumptions(&self) -> impl Iterator<Item = &str> {
+        self.notices.iter().map(String::as_str).filter(|notice| notice.contains("` is missing: "))
+    }
+
     /// How many tokens there are.
     pub fn vocab_size(&self) -> usize {
         self.vocabulary.bytes.len()
