@@ -5,6 +5,7 @@
 //! Only the oracle's values go on, so an operation is blamed for its own error and not for an earlier one's.
 
 use crate::compare::{Against, Comparison, compare};
+use crate::describe::{parameters_of, shape_of};
 use crate::finding::{Fallible, Finding};
 use crate::problem::{CacheContent, Content, Problem, UNPLACED};
 use crate::run::{Outputs, run_once};
@@ -59,6 +60,8 @@ pub struct Divergence {
     pub kind: String,
     /// Operand types, such as `input F32 [4 x 64]`.
     pub shape: String,
+    /// What the operation takes beside them: positions, rope's base, activation.
+    pub parameters: String,
     /// What was found: slot, element, both values, limit.
     pub finding: Finding,
 }
@@ -197,6 +200,7 @@ pub fn diverge(
                     label: operation.label.clone(),
                     kind: operation.kind.name().into(),
                     shape: shape_of(&one),
+                    parameters: parameters_of(&one),
                     finding,
                 });
                 if !whole {
@@ -266,18 +270,4 @@ fn compare_one(
         }
         Err(finding) => Ok(Some(finding)),
     }
-}
-
-/// The operands of a problem with one operation, in words.
-pub fn shape_of(problem: &Problem) -> String {
-    let Some(operation) = problem.list.operations.first() else { return String::new() };
-    let operands = operation.kind.operands();
-    let parts = operands.iter().map(|o| format!("{} {}", o.field, problem.tensor(o.slot)));
-    let mut text = parts.collect::<Vec<_>>().join(", ");
-    text.push_str(&format!("; {} tokens", problem.tokens));
-    for (_, ranges) in &problem.ranges {
-        let ranges: Vec<String> = ranges.iter().map(ToString::to_string).collect();
-        text.push_str(&format!("; ranges [{}]", ranges.join(", ")));
-    }
-    text
 }

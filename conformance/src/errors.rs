@@ -266,7 +266,7 @@ fn empty_list(b: &Bench<'_>) -> Fallible<Outcome> {
 
 fn prepare_unsupported(b: &Bench<'_>) -> Fallible<Outcome> {
     for case in crate::matrix::all() {
-        let crate::matrix::Action::Values(spec) = &case.action else { continue };
+        let crate::case::Action::Values(spec) = &case.action else { continue };
         let problem = spec.build(b.seed, b.stated)?;
         if crate::bench::refusal(b.dut, &problem).is_some() {
             let got = b.dut.prepare(&problem.list);

@@ -24,6 +24,8 @@ pub struct Element {
     pub reason: String,
     /// How many elements of the slot are wrong, and of how many.
     pub wrong: String,
+    /// Its error in units of what is allowed; none where no number would do.
+    pub times: Option<f64>,
 }
 
 /// A failure.

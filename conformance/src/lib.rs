@@ -9,7 +9,9 @@
 //! The suite knows no plug-in: device under test and oracle are both [`engine_core::ComputeBackend`] objects.
 
 pub mod bench;
+pub mod case;
 pub mod compare;
+pub mod describe;
 pub mod diverge;
 pub mod errors;
 pub mod expectations;

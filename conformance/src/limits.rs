@@ -87,6 +87,14 @@ fn f32_class(operation: &str, dtype: DType) -> Limit {
              scores' condition through the softmax",
         ),
         "predict" => limit(32.0 * U, "two products with f32 sums"),
+        "route" => limit(
+            16.0 * U,
+            "an exponential of a difference, a sum of one sign and two quotients, each a few ulp on its own condition",
+        ),
+        "experts" => limit(
+            36.0 * U,
+            "as ffn, then a product and a sum per expert; the experts' conditions are weighted in the scale",
+        ),
         "ffn" => limit(
             32.0 * U,
             "three products with f32 sums in 8 lanes or more, and a function; their conditions are in the scale",
@@ -109,7 +117,8 @@ fn f16_class(operation: &str) -> Limit {
         "copy" | "kv-append" | "kv-export" | "kv-import" => EXACT,
         "add" | "multiply" | "embed" => limit(2.0 * H, "operands and result rounded to f16"),
         "rope" => limit(4.0 * H, "sine and cosine in f16, two products and a sum"),
-        "ffn" => limit(
+        "route" => limit(4.0 * H, "exponentials in f16"),
+        "ffn" | "experts" => limit(
             8.0 * H,
             "f16 operands, products and hidden activations through three products; a phone's NPU measures near 6e-4",
         ),
@@ -129,6 +138,8 @@ pub fn table() -> Vec<(&'static str, &'static str, ToleranceClass, Limit, Limit)
         "attention",
         "ffn",
         "predict",
+        "route",
+        "experts",
         "activate",
         "add",
         "multiply",

@@ -1,10 +1,11 @@
 //! Every case of the suite for compute devices, by name, from a matrix of operations, types, shapes, values and ranges.
 
-use crate::bench::Bench;
+mod experts;
+
+use crate::case::{Action, Case};
 use crate::errors;
-use crate::finding::{Fallible, Outcome};
 use crate::properties::Property;
-use crate::random::{self, Family};
+use crate::random::Family;
 use crate::rng::hash;
 use crate::spec::{
     AttentionSpec, CacheAction, CacheSpec, CopySpec, ElementwiseSpec, EmbedSpec, FUNCTIONS, FfnSpec,
@@ -15,48 +16,6 @@ use crate::values::{ValueClass, weight_types};
 use engine_core::DType;
 use engine_core::operation::{Activation, DownLayout, NormKind, RopeStyle};
 use std::collections::BTreeSet;
-
-/// What a case does.
-#[derive(Clone, Debug)]
-pub enum Action {
-    /// Compares values with both oracles.
-    Values(Spec),
-    /// Checks a promise on a problem.
-    Property(Property, Spec),
-    /// Checks an error path.
-    Error(fn(&Bench<'_>) -> Fallible<Outcome>),
-    /// Random problems with shrinking.
-    Random(Family),
-}
-
-/// One case.
-#[derive(Clone, Debug)]
-pub struct Case {
-    /// Its name, stable from one version to the next.
-    pub name: String,
-    /// The operation, or `device` for what concerns none.
-    pub operation: String,
-    /// The dtype, or `-`.
-    pub dtype: String,
-    /// Whether it is in the sampled subset.
-    pub sampled: bool,
-    /// What it does.
-    pub action: Action,
-}
-
-impl Case {
-    /// Runs it.
-    pub fn run(&self, bench: &Bench<'_>) -> Outcome {
-        let seed = bench.seed_of(&self.name);
-        match &self.action {
-            Action::Values(spec) => bench.values(spec, seed),
-            Action::Property(property, spec) => property.check(bench, spec, seed),
-            Action::Error(check) => check(bench),
-            Action::Random(family) => random::run(bench, *family, seed),
-        }
-        .into()
-    }
-}
 
 struct Cases {
     cases: Vec<Case>,
@@ -101,6 +60,8 @@ pub fn all() -> Vec<Case> {
     ffns(&mut c);
     ffn_properties(&mut c);
     predicts(&mut c);
+    experts::routes(&mut c);
+    experts::experts(&mut c);
     for (name, check) in errors::CASES {
         c.cases.push(Case {
             name: format!("device/-/{name}"),
@@ -124,8 +85,8 @@ pub fn all() -> Vec<Case> {
     c.cases
 }
 
-/// Marks every ninth case, every property of a plain type, every case of a KV cache, and the first cases of each
-/// operation, type and arithmetic.
+/// Marks every ninth case, every property of a plain type, every case of the operations that have few of them, and the
+/// first cases of each operation, type and arithmetic.
 fn sample(cases: &mut [Case]) {
     let mut seen: BTreeSet<String> = BTreeSet::new();
     for case in cases {
@@ -133,8 +94,11 @@ fn sample(cases: &mut [Case]) {
         let first = seen.insert(head.join("/"));
         let property = matches!(&case.action, Action::Property(_, spec)
             if matches!(spec.dtype(), DType::F32 | DType::F16 | DType::Q8_0 | DType::Q4K));
-        let cache = case.operation.starts_with("kv-");
-        case.sampled |= first || property || cache || hash(&case.name).is_multiple_of(9);
+        let few = matches!(
+            case.operation.as_str(),
+            "rope" | "norm" | "activate" | "add" | "multiply" | "kv-append" | "kv-export" | "kv-import"
+        );
+        case.sampled |= first || property || few || hash(&case.name).is_multiple_of(9);
     }
 }
 

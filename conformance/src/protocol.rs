@@ -1,8 +1,10 @@
 //! The lines between the runner and its child process, and the child's half of the talk.
 
 use crate::bench::{Bench, LIMIT_BYTES};
+use crate::case::Case;
+use crate::describe::Description;
 use crate::finding::{Fallible, Finding, Outcome};
-use crate::matrix::{self, Action, Case};
+use crate::matrix;
 use crate::open::{Register, Setup, Subject, find, open, open_oracle};
 use crate::{kinds, mutants};
 use engine_core::ComputeBackend;
@@ -37,10 +39,18 @@ pub enum Reply {
         name: String,
         /// What became of it.
         outcome: Outcome,
-        /// Operand types, for failures.
-        shape: String,
+        /// What it computes, for failures.
+        described: Description,
+    },
+    /// What a case computes, for one that took its process along.
+    Described {
+        /// Shape and parameters.
+        described: Description,
     },
 }
+
+/// Starts a line that asks for a case's description instead of its run.
+pub const DESCRIBE: char = '?';
 
 /// What the opened plug-in says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,8 +59,10 @@ pub struct SubjectInfo {
     pub name: String,
     /// Description.
     pub description: String,
-    /// Tolerance class of a device, or nothing.
+    /// Tolerance class whose limits a device is held to, or nothing.
     pub class: String,
+    /// The device's own class, where a planted fault puts it into another.
+    pub own_class: Option<String>,
     /// Notes.
     pub notes: Vec<String>,
 }
@@ -85,6 +97,7 @@ pub struct Session {
     subject: Subject,
     limited: Option<Arc<dyn ComputeBackend>>,
     oracles: Option<(Arc<dyn ComputeBackend>, Arc<dyn ComputeBackend>)>,
+    own_class: Option<String>,
     seed: u64,
     random: u32,
 }
@@ -110,17 +123,19 @@ impl Session {
             }
         }
         let mut subject = open(&found, setup.device, &setup.options)?;
-        let mut oracles = None;
+        let (mut oracles, mut own_class) = (None, None);
         if let Subject::Compute(backend) = subject {
             let oracle = |arithmetic| open_oracle(setup.oracle.as_deref(), arithmetic);
             oracles = Some((oracle("stated")?, oracle("true")?));
             subject = Subject::Compute(match &setup.mutant {
                 None => backend,
-                Some(name) => mutants::wrap(name, backend)
-                    .ok_or_else(|| Finding::new("loading", format!("there is no planted fault `{name}`")))?,
+                Some(name) => {
+                    own_class = Some(backend.describe().tolerance.name().to_owned());
+                    mutants::wrap(name, backend).ok_or_else(|| mutants::unknown(name))?
+                }
             });
         }
-        Ok(Session { subject, limited, oracles, seed: setup.seed, random: setup.random })
+        Ok(Session { subject, limited, oracles, own_class, seed: setup.seed, random: setup.random })
     }
 
     /// What the plug-in says of itself.
@@ -132,6 +147,7 @@ impl Session {
                     name: d.name.clone(),
                     description: d.description.clone(),
                     class: d.tolerance.name().into(),
+                    own_class: self.own_class.clone().filter(|own| own != d.tolerance.name()),
                     notes: d.notes.clone(),
                 }
             }
@@ -141,6 +157,7 @@ impl Session {
                     name: d.name.clone(),
                     description: d.description.clone(),
                     class: String::new(),
+                    own_class: None,
                     notes: d.notes.clone(),
                 }
             }
@@ -148,35 +165,41 @@ impl Session {
         }
     }
 
+    /// The device with its oracles; none for other kinds of plug-in.
+    fn bench(&self) -> Option<Bench<'_>> {
+        let (Subject::Compute(dut), Some((stated, exact))) = (&self.subject, &self.oracles) else {
+            return None;
+        };
+        Some(Bench {
+            dut: dut.as_ref(),
+            stated: stated.as_ref(),
+            exact: exact.as_ref(),
+            limited: self.limited.as_deref(),
+            seed: self.seed,
+            random: self.random,
+        })
+    }
+
     /// Runs a case by name.
-    pub fn run(&self, cases: &[Case], name: &str) -> (Outcome, String) {
+    pub fn run(&self, cases: &[Case], name: &str) -> (Outcome, Description) {
         let unknown =
             || Outcome::Failed { finding: Finding::new("suite", format!("there is no case `{name}`")) };
-        match (&self.subject, &self.oracles) {
-            (Subject::Compute(dut), Some((stated, exact))) => {
-                let bench = Bench {
-                    dut: dut.as_ref(),
-                    stated: stated.as_ref(),
-                    exact: exact.as_ref(),
-                    limited: self.limited.as_deref(),
-                    seed: self.seed,
-                    random: self.random,
-                };
-                let Some(case) = cases.iter().find(|c| c.name == name) else {
-                    return (unknown(), String::new());
-                };
-                let outcome = case.run(&bench);
-                let shape = match (&outcome, &case.action) {
-                    (Outcome::Failed { .. }, Action::Values(spec) | Action::Property(_, spec)) => spec
-                        .build(bench.seed_of(name), bench.stated)
-                        .map(|problem| crate::diverge::shape_of(&problem))
-                        .unwrap_or_default(),
-                    _ => String::new(),
-                };
-                (outcome, shape)
-            }
-            (subject, _) => (kinds::run(subject, name, self.seed).unwrap_or_else(unknown), String::new()),
-        }
+        let Some(bench) = self.bench() else {
+            let outcome = kinds::run(&self.subject, name, self.seed);
+            return (outcome.unwrap_or_else(unknown), Description::default());
+        };
+        let Some(case) = cases.iter().find(|c| c.name == name) else {
+            return (unknown(), Description::default());
+        };
+        let outcome = case.run(&bench);
+        let failed = matches!(outcome, Outcome::Failed { .. });
+        (outcome, if failed { case.describe(&bench) } else { Description::default() })
+    }
+
+    /// What a case computes, without computing it on the device.
+    pub fn describe(&self, cases: &[Case], name: &str) -> Description {
+        let case = cases.iter().find(|c| c.name == name);
+        case.zip(self.bench()).map(|(case, bench)| case.describe(&bench)).unwrap_or_default()
     }
 }
 
@@ -190,8 +213,12 @@ fn child(register: Register) -> Fallible<()> {
     let cases = matrix::all();
     say(&Reply::Ready { subject: session.info() });
     for name in lines.map_while(Result::ok) {
-        let (outcome, shape) = session.run(&cases, &name);
-        say(&Reply::Done { name, outcome, shape });
+        if let Some(name) = name.strip_prefix(DESCRIBE) {
+            say(&Reply::Described { described: session.describe(&cases, name) });
+            continue;
+        }
+        let (outcome, described) = session.run(&cases, &name);
+        say(&Reply::Done { name, outcome, described });
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Random problems with shrinking: what a matrix of cases does not think of.
 
 use crate::bench::Bench;
+use crate::describe::Description;
 use crate::finding::{Fallible, Finding, Outcome};
 use crate::spec::{AttentionSpec, FfnSpec, LinearSpec, MaskShape, RangeShape, Select, SequenceShape, Spec};
 use crate::values::{ValueClass, weight_types};
@@ -177,7 +178,9 @@ pub fn run(bench: &Bench<'_>, family: Family, seed: u64) -> Fallible<Outcome> {
                 Err(finding) | Ok(Outcome::Failed { finding }) => finding,
                 _ => last.take().unwrap_or_else(|| Finding::new("random", "it failed once and then passed")),
             };
-            Err(finding.during(&format!("shrunk to {spec:?}")))
+            let smallest = Description::of_spec(&spec, seed, bench.stated);
+            Err(finding
+                .during(&format!("the smallest that fails: {}; {}", smallest.shape, smallest.parameters)))
         }
         Err(TestError::Abort(reason)) => Err(Finding::new("random", format!("given up: {reason}"))),
     }

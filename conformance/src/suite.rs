@@ -1,11 +1,14 @@
 //! The runner: sends cases to child processes one by one, so that a crash or a hang costs one case and no more.
 
+use crate::case::Yardstick;
+use crate::describe::Description;
 use crate::expectations::{Expectation, judge};
 use crate::finding::{Fallible, Finding, Outcome};
 use crate::kinds;
 use crate::matrix;
+use crate::mutants;
 use crate::open::{Register, Setup, Target, find};
-use crate::protocol::{CHILD_ARGUMENT, MARK, Reply, SubjectInfo};
+use crate::protocol::{CHILD_ARGUMENT, DESCRIBE, MARK, Reply, SubjectInfo};
 use crate::report::{CaseReport, Report, Status};
 use engine_core::module::PluginKind;
 use engine_core::options::OptionTable;
@@ -48,7 +51,15 @@ pub struct SuiteOptions {
     pub program: Option<PathBuf>,
     /// Plug-ins linked into the program.
     pub register: Register,
+    /// The command line that runs the suite, as reports print it.
+    pub command: String,
 }
+
+/// Time that one case may take, unless said otherwise.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Random problems per operation of the sampled cases, and of all.
+const RANDOM: [u32; 2] = [24, 200];
 
 impl SuiteOptions {
     /// The sampled cases for a plug-in, with default options.
@@ -61,14 +72,19 @@ impl SuiteOptions {
             filter: String::new(),
             full: false,
             seed: 1,
-            timeout: Duration::from_secs(60),
+            timeout: TIMEOUT,
             jobs: std::thread::available_parallelism().map_or(1, usize::from).min(4),
             random: None,
             mutant: None,
             expectations: Vec::new(),
             program: None,
             register: crate::open::none_linked,
+            command: "thermocline-conformance".into(),
         }
+    }
+
+    fn random(&self) -> u32 {
+        self.random.unwrap_or(RANDOM[usize::from(self.full)])
     }
 
     fn setup(&self) -> Setup {
@@ -78,7 +94,7 @@ impl SuiteOptions {
             options: self.options.clone(),
             oracle: self.oracle.clone(),
             seed: self.seed,
-            random: self.random.unwrap_or(if self.full { 200 } else { 24 }),
+            random: self.random(),
             mutant: self.mutant.clone(),
         }
     }
@@ -143,7 +159,7 @@ impl Worker {
         match worker.reply(options.timeout) {
             Ok(Reply::Ready { subject }) => Ok((worker, subject)),
             Ok(Reply::Failed { finding }) => Err(finding),
-            Ok(Reply::Done { .. }) => Err(cannot("answered out of turn".into())),
+            Ok(Reply::Done { .. } | Reply::Described { .. }) => Err(cannot("answered out of turn".into())),
             Err(Silence::Late) => Err(Finding::new(
                 "loading",
                 format!("opening the plug-in took more than {} s", options.timeout.as_secs()),
@@ -167,12 +183,23 @@ impl Worker {
         }
     }
 
-    fn run(&mut self, name: &str, timeout: Duration) -> Result<(Outcome, String), Finding> {
+    /// What a case computes; empty where the child cannot say.
+    fn describe(&mut self, name: &str, timeout: Duration) -> Description {
+        let _ = writeln!(self.input, "{DESCRIBE}{name}").and_then(|()| self.input.flush());
+        match self.reply(timeout) {
+            Ok(Reply::Described { described }) => described,
+            _ => Description::default(),
+        }
+    }
+
+    fn run(&mut self, name: &str, timeout: Duration) -> Result<(Outcome, Description), Finding> {
         let _ = writeln!(self.input, "{name}").and_then(|()| self.input.flush());
         match self.reply(timeout) {
-            Ok(Reply::Done { outcome, shape, .. }) => Ok((outcome, shape)),
+            Ok(Reply::Done { outcome, described, .. }) => Ok((outcome, described)),
             Ok(Reply::Failed { finding }) => Err(finding),
-            Ok(Reply::Ready { .. }) => Err(Finding::new("suite", "the child answered out of turn")),
+            Ok(Reply::Ready { .. } | Reply::Described { .. }) => {
+                Err(Finding::new("suite", "the child answered out of turn"))
+            }
             Err(Silence::Late) => Err(Finding::new(
                 "hang",
                 format!("the case took more than {} s and was ended", timeout.as_secs()),
@@ -215,13 +242,14 @@ struct Queued {
     name: String,
     operation: String,
     dtype: String,
+    yardstick: Yardstick,
 }
 
 fn queue(options: &SuiteOptions, kind: PluginKind) -> VecDeque<Queued> {
-    let named: Vec<(String, String, String)> = match kind {
+    let named: Vec<(String, String, String, Yardstick)> = match kind {
         PluginKind::Compute => matrix::select(&options.filter, options.full)
             .into_iter()
-            .map(|c| (c.name, c.operation, c.dtype))
+            .map(|c| (c.name.clone(), c.operation.clone(), c.dtype.clone(), c.yardstick()))
             .collect(),
         other => kinds::names(other)
             .into_iter()
@@ -229,13 +257,19 @@ fn queue(options: &SuiteOptions, kind: PluginKind) -> VecDeque<Queued> {
                 Some(name) => n == name,
                 None => n.contains(&options.filter),
             })
-            .map(|n| (n, other.name().to_owned(), "-".to_owned()))
+            .map(|n| (n, other.name().to_owned(), "-".to_owned(), Yardstick::Contract))
             .collect(),
     };
     named
         .into_iter()
         .enumerate()
-        .map(|(index, (name, operation, dtype))| Queued { index, name, operation, dtype })
+        .map(|(index, (name, operation, dtype, yardstick))| Queued {
+            index,
+            name,
+            operation,
+            dtype,
+            yardstick,
+        })
         .collect()
 }
 
@@ -244,6 +278,9 @@ fn queue(options: &SuiteOptions, kind: PluginKind) -> VecDeque<Queued> {
 /// # Errors
 /// Where nothing can be run at all: no such plug-in, no oracle, no cases.
 pub fn run(options: &SuiteOptions) -> Fallible<Report> {
+    if let Some(name) = options.mutant.as_deref().filter(|name| mutants::find(name).is_none()) {
+        return Err(mutants::unknown(name));
+    }
     let found = find(&options.target, options.register)?;
     let plugin = found.plugin.clone();
     let entry = found.catalogue.find(plugin.kind, &plugin.name);
@@ -294,17 +331,37 @@ fn reproduce(options: &SuiteOptions) -> String {
         Target::Name(plugin) => format!("{}/{}", plugin.kind, plugin.name),
     };
     let mut text =
-        format!("thermocline plugins conformance {target} --filter '={{case}}' --seed {}", options.seed);
+        format!("{} {} --filter '={{case}}' --seed {}", options.command, quoted(&target), options.seed);
+    let mut add = |flag: &str, value: &str| text.push_str(&format!(" {flag} {}", quoted(value)));
+    if let Some(oracle) = &options.oracle {
+        add("--oracle", &oracle.display().to_string());
+    }
     if options.device != 0 {
-        text.push_str(&format!(" --device {}", options.device));
+        add("--device", &options.device.to_string());
+    }
+    if options.random() != RANDOM[0] {
+        add("--random", &options.random().to_string());
+    }
+    if options.timeout != TIMEOUT {
+        add("--timeout", &options.timeout.as_secs().to_string());
     }
     for (key, value) in &options.options {
-        text.push_str(&format!(" --set '{key}={value}'"));
+        add("--set", &format!("{key}={value}"));
     }
     if let Some(mutant) = &options.mutant {
-        text.push_str(&format!(" --mutant {mutant}"));
+        add("--mutant", mutant);
     }
     text
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,+@%=".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
 }
 
 fn work(
@@ -319,32 +376,63 @@ fn work(
             match Worker::start(options) {
                 Ok((fresh, _)) => worker = Some(fresh),
                 Err(finding) => {
-                    push(done, &case, Outcome::Failed { finding }, String::new());
+                    push(done, &case, Outcome::Failed { finding }, Description::default());
                     continue;
                 }
             }
         }
         let Some(current) = worker.as_mut() else { return };
         match current.run(&case.name, options.timeout) {
-            Ok((outcome, shape)) => push(done, &case, outcome, shape),
+            Ok((outcome, described)) => push(done, &case, outcome, described),
             Err(finding) => {
-                // The child is gone or stuck; the next case gets a new one.
-                worker = None;
-                push(done, &case, Outcome::Failed { finding }, String::new());
+                // The child is gone or stuck; a new one says what the case was, and goes on with the next.
+                drop(worker.take());
+                worker = Worker::start(options).ok().map(|(fresh, _)| fresh);
+                let described = worker.as_mut().map(|w| w.describe(&case.name, options.timeout));
+                push(done, &case, Outcome::Failed { finding }, described.unwrap_or_default());
             }
         }
     }
 }
 
-fn push(done: &Mutex<Vec<(usize, CaseReport)>>, case: &Queued, outcome: Outcome, shape: String) {
+fn push(done: &Mutex<Vec<(usize, CaseReport)>>, case: &Queued, outcome: Outcome, described: Description) {
     let report = CaseReport {
         name: case.name.clone(),
         operation: case.operation.clone(),
         dtype: case.dtype.clone(),
-        shape,
+        yardstick: case.yardstick,
+        shape: described.shape,
+        parameters: described.parameters,
         status: Status::of(&outcome),
         outcome,
         expected: None,
     };
     lock(done).push((case.index, report));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_is_one_that_a_shell_takes() {
+        let mut options = SuiteOptions::new(Target::Path("my libs/lib x.so".into()));
+        options.oracle = Some("o.so".into());
+        options.mutant = Some("scale-off".into());
+        options.full = true;
+        options.options.insert("mode".into(), "it's".into());
+        assert_eq!(
+            reproduce(&options),
+            "thermocline-conformance 'my libs/lib x.so' --filter '={case}' --seed 1 --oracle o.so --random 200 --set \
+             'mode=\"it'\\''s\"' --mutant scale-off"
+        );
+    }
+
+    #[test]
+    fn an_unknown_fault_is_refused_with_those_that_exist() {
+        let mut options = SuiteOptions::new(Target::Path("x.so".into()));
+        options.mutant = Some("scale".into());
+        let error = run(&options).unwrap_err().to_string();
+        assert!(error.contains("scale-off") && error.contains("hangs"), "{error}");
+    }
 }

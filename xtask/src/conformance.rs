@@ -8,20 +8,87 @@ use std::process::Command;
 /// The suite as a program of its own.
 pub(crate) const RUNNER: &str = "thermocline-conformance";
 
+/// Instruction tiers of the cpu plug-in that are held to the suite beside the best one of the processor.
+#[cfg(target_arch = "x86_64")]
+const TIERS: &[&str] = &["avx512", "avx2", "portable"];
+#[cfg(not(target_arch = "x86_64"))]
+const TIERS: &[&str] = &["portable"];
+
 /// Builds the workspace and runs the suite. `--plugin PATH` chooses one library; everything else goes to the runner.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     process::build()?;
-    check(arguments)
+    for reason in check(arguments)? {
+        println!("skipped: {reason}");
+    }
+    Ok(())
 }
 
-/// As [`run`], with what is built.
-pub(crate) fn check(arguments: &[String]) -> Result<()> {
+/// As [`run`], with what is built; answers what this machine cannot run.
+///
+/// Without `--plugin` every plug-in is held, and the cpu once for each of its tiers.
+pub(crate) fn check(arguments: &[String]) -> Result<Vec<String>> {
     let (plugin, rest) = split_plugin(arguments)?;
-    let plugins = match plugin {
-        Some(path) => vec![path],
+    let plugins = match &plugin {
+        Some(path) => vec![path.clone()],
         None => compute_plugins(&process::release())?,
     };
-    hold(&plugins, &process::release(), || process::program(process::release().join(RUNNER)), &rest)
+    let mut runs: Vec<Run> = Vec::new();
+    let mut skipped = Vec::new();
+    for path in plugins {
+        let is_cpu = plugin.is_none() && path.file_stem().is_some_and(|s| s == "libthermocline_compute_cpu");
+        if !is_cpu {
+            runs.push(Run { plugin: path, options: Vec::new() });
+            continue;
+        }
+        for tier in TIERS {
+            let options = vec!["--set".to_owned(), format!("features={tier:?}")];
+            match lacks(&path, &options)? {
+                Some(reason) => skipped.push(format!("the suite for the cpu's {tier} kernels: {reason}")),
+                None => runs.push(Run { plugin: path.clone(), options }),
+            }
+        }
+    }
+    let mut failed = Vec::new();
+    for run in &runs {
+        let mut command = runner(&run.plugin);
+        command.args(&run.options).args(&rest);
+        if let Err(error) = process::run(&mut command) {
+            eprintln!("{error:#}");
+            failed.push(format!("{} {}", run.plugin.display(), run.options.join(" ")));
+        }
+    }
+    if !failed.is_empty() {
+        bail!("conformance failed for {}", failed.join(", "));
+    }
+    println!("conformance: {} runs of the suite passed", runs.len());
+    Ok(skipped)
+}
+
+/// One run of the suite.
+struct Run {
+    plugin: PathBuf,
+    options: Vec<String>,
+}
+
+fn runner(plugin: &Path) -> Command {
+    let mut command = process::program(process::release().join(RUNNER));
+    command.arg(plugin).arg("--oracle").arg(oracle(&process::release()));
+    command
+}
+
+/// What the processor lacks of what these options ask for, by the plug-in's own words.
+fn lacks(plugin: &Path, options: &[String]) -> Result<Option<String>> {
+    let mut command = runner(plugin);
+    command.args(options).args(["--filter", "=device/-/empty-list"]);
+    let output = command.output().with_context(|| format!("cannot start {RUNNER}"))?;
+    if output.status.code() != Some(2) {
+        return Ok(None);
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    match text.lines().find(|line| line.contains("this processor or system lacks")) {
+        Some(line) => Ok(Some(line.trim().to_owned())),
+        None => bail!("{}", text.trim()),
+    }
 }
 
 /// Shows that the suite catches every planted fault, by name.
@@ -30,36 +97,13 @@ pub(crate) fn check_mutations() -> Result<()> {
     process::run(runner.arg("--mutations").arg("--oracle").arg(oracle(&process::release())))
 }
 
-/// Runs the suite for every plug-in and fails where one failed.
-pub(crate) fn hold(
-    plugins: &[PathBuf],
-    folder: &Path,
-    runner: impl Fn() -> Command,
-    arguments: &[&String],
-) -> Result<()> {
-    let mut failed = Vec::new();
-    for plugin in plugins {
-        let mut command = runner();
-        command.arg(plugin).arg("--oracle").arg(oracle(folder)).args(arguments);
-        if let Err(error) = process::run(&mut command) {
-            eprintln!("{error:#}");
-            failed.push(plugin.display().to_string());
-        }
-    }
-    if !failed.is_empty() {
-        bail!("conformance failed for {}", failed.join(", "));
-    }
-    println!("conformance: {} plug-ins passed", plugins.len());
-    Ok(())
-}
-
 /// The plug-in whose results count as right.
-fn oracle(folder: &Path) -> PathBuf {
+pub(crate) fn oracle(folder: &Path) -> PathBuf {
     folder.join(format!("libthermocline_compute_reference{}", std::env::consts::DLL_SUFFIX))
 }
 
 /// Compute plug-ins in a folder of built libraries.
-pub(crate) fn compute_plugins(folder: &Path) -> Result<Vec<PathBuf>> {
+fn compute_plugins(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     let mut found: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))

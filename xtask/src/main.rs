@@ -24,14 +24,15 @@ usage: cargo xtask TASK
   test                         build, then run every test of the workspace
   tidy                         check the rules of ARCHITECTURE.md that a program can check
   codegen [--check]            write (or compare) the files that are made from code
-  ci [--full]                  every check, with the time of each; --full adds the long ones
+  ci [--full | --only STAGE...]
+                               every check, with the time of each; --full adds the long ones
   conformance [--plugin PATH] [--full] [OPTIONS]
                                hold every compute plug-in, or this one, to the suite
   models [--fetch smollm2] [--quantize TYPE,...]
                                real models for benchmarks, under target/models
   bench-peer MODEL... [--threads 1,2] [--rounds 3] [--pp 512] [--tg 128]
                                speed beside llama.cpp on the same files
-  cross setup|conformance|demo [--tier max|neoverse-n1|cortex-a72]...
+  cross setup|conformance [--full]|demo [--tier max|neoverse-n1|cortex-a72]...
                                the aarch64 build, run by qemu
 ";
 
@@ -54,7 +55,7 @@ fn run(arguments: &[String]) -> Result<bool> {
     };
     let done = match task.as_str() {
         "test" => return test::run(rest),
-        "ci" => return ci::run(has_flag(rest, "--full")?),
+        "ci" => return ci::run(rest),
         "demo" => no_arguments(rest).and_then(|()| demo::run()),
         "tidy" => no_arguments(rest).and_then(|()| tidy::run()),
         "codegen" => codegen::run(has_flag(rest, "--check")?),

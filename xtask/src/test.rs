@@ -126,11 +126,42 @@ impl Tally {
         }
     }
 
-    /// Prints failed and skipped tests, a block each.
+    /// Adds what another run came to.
+    pub(crate) fn add(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.skips.extend(other.skips);
+        self.failures.extend(other.failures);
+    }
+
+    /// Counts a check that is no test.
+    pub(crate) fn pass(&mut self) {
+        self.passed += 1;
+    }
+
+    /// Counts a check that is no test and failed.
+    pub(crate) fn fail(&mut self, name: &str) {
+        self.failed += 1;
+        self.failures.push(name.to_owned());
+    }
+
+    /// Counts a check that is no test and was not run.
+    pub(crate) fn skip(&mut self, name: &str, reason: &str) {
+        self.skipped += 1;
+        self.skips.push(format!("{name}: {reason}"));
+    }
+
+    /// What was skipped, with the reasons.
+    pub(crate) fn skips(&self) -> &[String] {
+        &self.skips
+    }
+
+    /// Prints what failed and what was skipped, a block each.
     pub(crate) fn print(&self) {
         for (title, names) in [("Skipped", &self.skips), ("Failed", &self.failures)] {
             if !names.is_empty() {
-                println!("\n{title} tests:");
+                println!("\n{title}:");
                 names.iter().for_each(|name| println!("  {name}"));
             }
         }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: thermocline-conformance PLUGIN.so [options]
-       thermocline-conformance --mutations --oracle REFERENCE.so
+       thermocline-conformance --mutations [--markdown] --oracle REFERENCE.so
        thermocline-conformance --limits
        thermocline-conformance --list [--filter TEXT] [--full]
 
@@ -24,9 +24,22 @@ usage: thermocline-conformance PLUGIN.so [options]
   --timeout S      seconds that one case may take (60)
   --jobs N         child processes at a time
   --random N       random problems per operation
-  --mutant NAME    plants a fault into the device
-  --json FILE, --junit FILE
+  --mutant NAME    plants a fault into the device, to see the suite find it
+  --json FILE      writes the report as JSON, too; - prints it instead of the page
+  --junit FILE     writes the report as JUnit XML, too
+  --version, --help
+
+The exit code is 0 where all is well, 1 where a case failed, 2 where nothing could be run.
 ";
+
+/// The page of help.
+fn help() -> String {
+    let mut page = format!("{USAGE}\nFaults for --mutant:\n");
+    for mutant in mutants::MUTANTS.iter().chain(mutants::FATAL) {
+        page.push_str(&format!("  {:<18} {}\n", mutant.name, mutant.what));
+    }
+    page
+}
 
 fn main() -> ExitCode {
     conformance::main_if_child(none_linked);
@@ -42,20 +55,26 @@ fn main() -> ExitCode {
     }
 }
 
+/// A mistake in the arguments: one sentence, and where to read on.
 fn usage(what: &str) -> Finding {
-    Finding::new("usage", format!("{what}\n\n{USAGE}"))
+    Finding::new("arguments", format!("{what} (see --help)"))
 }
 
 fn command(arguments: Vec<String>) -> Result<(String, u8), Finding> {
     let mut options = SuiteOptions::new(Target::Path(PathBuf::new()));
-    let (mut plugin, mut json, mut junit, mut mutations, mut list) = (None, None, None, false, false);
+    let (mut plugin, mut json, mut junit) = (None, None, None);
+    let (mut mutations, mut markdown, mut list) = (false, false, false);
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| usage(&format!("{argument} needs a value")));
         match argument.as_str() {
             "--limits" => return Ok((limits_page(), 0)),
-            "--help" | "-h" => return Ok((USAGE.into(), 0)),
+            "--help" | "-h" => return Ok((help(), 0)),
+            "--version" | "-V" => {
+                return Ok((format!("thermocline-conformance {}\n", env!("CARGO_PKG_VERSION")), 0));
+            }
             "--mutations" => mutations = true,
+            "--markdown" => markdown = true,
             "--list" => list = true,
             "--full" => options.full = true,
             "--oracle" => options.oracle = Some(value()?.into()),
@@ -74,6 +93,9 @@ fn command(arguments: Vec<String>) -> Result<(String, u8), Finding> {
                 options.options.extend(table);
             }
             other if other.starts_with('-') => return Err(usage(&format!("unknown option {other}"))),
+            _ if plugin.is_some() => {
+                return Err(usage(&format!("a second plug-in, {argument}: one at a time")));
+            }
             _ => plugin = Some(PathBuf::from(argument)),
         }
     }
@@ -85,17 +107,29 @@ fn command(arguments: Vec<String>) -> Result<(String, u8), Finding> {
         let oracle = |arithmetic| open_oracle(options.oracle.as_deref(), arithmetic);
         let (stated, exact) = (oracle("stated")?, oracle("true")?);
         let verdicts = mutants::check_all(&stated, exact.as_ref(), options.seed)?;
-        let survived = verdicts.iter().any(|v| v.case.is_none());
-        return Ok((mutants::table(&verdicts), u8::from(survived)));
+        let survived = verdicts.iter().any(|v| !v.is_ok());
+        let page = if markdown { mutants::markdown(&verdicts) } else { mutants::table(&verdicts) };
+        return Ok((page, u8::from(survived)));
     }
     options.target = Target::Path(plugin.ok_or_else(|| usage("no plug-in was named"))?);
-    let report = conformance::run(&options)?;
-    for (path, text) in [(json, report.to_json()), (junit, report.to_junit())] {
-        if let Some(path) = path {
-            std::fs::write(&path, text).map_err(|e| usage(&format!("{path}: {e}")))?;
-        }
+    if let Some(program) = std::env::args().next() {
+        options.command = program;
     }
-    Ok((report.to_text(), report.exit_code() as u8))
+    let report = conformance::run(&options)?;
+    let code = report.exit_code() as u8;
+    if let Some(path) = &junit {
+        write(path, &report.to_junit())?;
+    }
+    match json.as_deref() {
+        Some("-") => return Ok((report.to_json() + "\n", code)),
+        Some(path) => write(path, &report.to_json())?,
+        None => {}
+    }
+    Ok((report.to_text(), code))
+}
+
+fn write(path: &str, text: &str) -> Result<(), Finding> {
+    std::fs::write(path, text).map_err(|e| Finding::new("report", format!("cannot write {path}: {e}")))
 }
 
 fn number(text: &str) -> Result<u64, Finding> {

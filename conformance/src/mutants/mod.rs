@@ -1,13 +1,15 @@
 //! Proof that the suite bites: backends with one planted fault each, and the cases that catch them.
 
+mod page;
+pub mod tiny_model;
 mod wrapper;
 
 use crate::bench::Bench;
-use crate::finding::{Fallible, Outcome};
+use crate::diverge::diverge;
+use crate::finding::{Fallible, Finding, Outcome};
 use crate::matrix;
 use engine_core::ComputeBackend;
 use serde::{Deserialize, Serialize};
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 /// A planted fault.
@@ -54,6 +56,8 @@ pub struct Mutant {
     pub cases: &'static str,
     /// The checks that are right to catch it.
     pub checks: &'static [&'static str],
+    /// Why the divergence finder cannot see it, or nothing where it must.
+    pub unseen: &'static str,
 }
 
 /// Every fault.
@@ -64,6 +68,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "the scale of one block is off by one part in 4096",
         cases: "linear/q8_0",
         checks: &["stated arithmetic"],
+        unseen: "",
     },
     Mutant {
         name: "last-row",
@@ -71,6 +76,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "the last row of a projection is dropped",
         cases: "linear/f32",
         checks: &["stated arithmetic"],
+        unseen: "",
     },
     Mutant {
         name: "rope-order",
@@ -78,6 +84,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "rope rotates pairs in the other order",
         cases: "rope",
         checks: &["stated arithmetic"],
+        unseen: "",
     },
     Mutant {
         name: "racing-sums",
@@ -85,6 +92,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "the order of sums varies between runs",
         cases: "ffn/f32",
         checks: &["repeats", "concurrent submissions", "batch neighbours"],
+        unseen: "a last bit is within every limit; only two runs side by side show it",
     },
     Mutant {
         name: "stale-cache",
@@ -92,6 +100,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a KV cache keeps what it held",
         cases: "kv-append",
         checks: &["stated arithmetic"],
+        unseen: "",
     },
     Mutant {
         name: "stale-cache-steps",
@@ -99,6 +108,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "the same, seen over several submissions",
         cases: "attention",
         checks: &["kv cache"],
+        unseen: "",
     },
     Mutant {
         name: "mask-off-by-one",
@@ -106,6 +116,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "attention sees one position too many",
         cases: "attention",
         checks: &["stated arithmetic"],
+        unseen: "",
     },
     Mutant {
         name: "peeking-predictor",
@@ -113,6 +124,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a sparse layer looks at its gate instead of the mask",
         cases: "ffn",
         checks: &["stated arithmetic", "unselected neurons are not read"],
+        unseen: "",
     },
     Mutant {
         name: "past-cluster",
@@ -120,6 +132,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a range is read one neuron too far",
         cases: "ffn/q8_0",
         checks: &["stated arithmetic", "unselected neurons are not read"],
+        unseen: "",
     },
     Mutant {
         name: "reads-unselected",
@@ -127,6 +140,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "unselected neurons are multiplied by zero, not skipped",
         cases: "ffn/f32",
         checks: &["unselected neurons are not read"],
+        unseen: "zero times a model's weight is zero; only poisoned rows show it",
     },
     Mutant {
         name: "batch-dependent",
@@ -134,6 +148,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "several tokens at once round otherwise than one",
         cases: "linear/f16",
         checks: &["batch neighbours"],
+        unseen: "a last bit is within every limit; only a token alone beside the same in a batch shows it",
     },
     Mutant {
         name: "writes-past",
@@ -141,6 +156,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "one element after the output is written",
         cases: "linear/f32",
         checks: &["guard regions"],
+        unseen: "",
     },
 ];
 
@@ -152,6 +168,7 @@ pub const FATAL: &[Mutant] = &[
         what: "the process aborts",
         cases: "linear/q8_0",
         checks: &["crash"],
+        unseen: "the process is gone; the suite runs in a child",
     },
     Mutant {
         name: "hangs",
@@ -159,13 +176,28 @@ pub const FATAL: &[Mutant] = &[
         what: "it never ends",
         cases: "linear/q8_0",
         checks: &["hang"],
+        unseen: "it never answers; the suite runs in a child with a time limit",
     },
 ];
 
 /// A backend with the fault of this name; it claims the f32 class, so that it is held to a device's limits.
 pub fn wrap(name: &str, inner: Arc<dyn ComputeBackend>) -> Option<Arc<dyn ComputeBackend>> {
-    let mutant = MUTANTS.iter().chain(FATAL).find(|m| m.name == name)?;
-    Some(Arc::new(wrapper::Wrapper::new(inner, mutant.fault)))
+    Some(Arc::new(wrapper::Wrapper::new(inner, find(name)?.fault)))
+}
+
+/// The fault of this name.
+pub fn find(name: &str) -> Option<&'static Mutant> {
+    MUTANTS.iter().chain(FATAL).find(|m| m.name == name)
+}
+
+/// Every fault's name, for a page of help.
+pub fn names() -> Vec<&'static str> {
+    MUTANTS.iter().chain(FATAL).map(|m| m.name).collect()
+}
+
+/// That there is no such fault, with those that there are.
+pub fn unknown(name: &str) -> Finding {
+    Finding::new("planted fault", format!("there is none called `{name}`; there are {}", names().join(", ")))
 }
 
 /// What became of one fault.
@@ -181,9 +213,20 @@ pub struct Verdict {
     pub check: String,
     /// Cases that were tried.
     pub tried: usize,
+    /// Submission and label of the operation of the tiny model that the divergence finder names.
+    pub divergence: Option<(u32, String)>,
 }
 
-/// Plants every fault into the oracle and runs the sampled cases of its operation until one catches it.
+impl Verdict {
+    /// Whether the suite caught it, and the finder saw what it can see.
+    pub fn is_ok(&self) -> bool {
+        let seen = find(&self.mutant).is_some_and(|m| m.unseen.is_empty());
+        self.case.is_some() && self.divergence.is_some() == seen
+    }
+}
+
+/// Plants every fault into the oracle, runs the sampled cases of its operation until one catches it, and runs the
+/// divergence finder over the tiny model.
 ///
 /// # Errors
 /// Never for a fault that survives: that is in the verdict.
@@ -192,19 +235,21 @@ pub fn check_all(
     exact: &dyn ComputeBackend,
     seed: u64,
 ) -> Fallible<Vec<Verdict>> {
+    let cases = matrix::all();
     let mut verdicts = Vec::new();
     for mutant in MUTANTS {
         let dut: Arc<dyn ComputeBackend> = Arc::new(wrapper::Wrapper::new(Arc::clone(stated), mutant.fault));
         let bench =
             Bench { dut: dut.as_ref(), stated: stated.as_ref(), exact, limited: None, seed, random: 8 };
+        let trace = diverge(&mut tiny_model::TinyModel::new(), dut.as_ref(), stated.as_ref(), false)?;
         let mut verdict = Verdict {
             mutant: mutant.name.into(),
             what: mutant.what.into(),
             case: None,
             check: String::new(),
             tried: 0,
+            divergence: trace.first.map(|d| (d.submission, d.label)),
         };
-        let cases = matrix::all();
         for case in cases.iter().filter(|c| c.sampled && c.name.starts_with(mutant.cases)) {
             verdict.tried += 1;
             if let Outcome::Failed { finding } = case.run(&bench)
@@ -220,15 +265,4 @@ pub fn check_all(
     Ok(verdicts)
 }
 
-/// The verdicts as a table.
-pub fn table(verdicts: &[Verdict]) -> String {
-    let mut page = format!("{:<18} {:<52} {:<32} by\n", "fault", "what is wrong", "caught by the check");
-    for v in verdicts {
-        let (check, case) = match &v.case {
-            Some(case) => (v.check.as_str(), case.as_str()),
-            None => ("NOT CAUGHT", "-"),
-        };
-        let _ = writeln!(page, "{:<18} {:<52} {check:<32} {case}", v.mutant, v.what);
-    }
-    page
-}
+pub use page::{markdown, table};

@@ -187,6 +187,7 @@ pub(super) fn list(bench: &Bench<'_>, seed: u64) -> Fallible<Outcome> {
             limit: format!("{tolerance:e} of the largest value"),
             reason: "rounding of seven operations, fused or not".into(),
             wrong: "at least 1".into(),
+            times: units.is_finite().then_some(units),
         })),
     })
 }

@@ -60,6 +60,11 @@ impl Property {
         }
     }
 
+    /// Whether the device's results are held against the reference's, and not only against its own.
+    pub fn uses_reference(self) -> bool {
+        matches!(self, Property::RangesAddUp | Property::Placement | Property::List | Property::CacheSteps)
+    }
+
     /// Checks it on a problem.
     ///
     /// # Errors
@@ -79,6 +84,9 @@ impl Property {
             Property::Concurrent => repeat::concurrent(bench, &problem),
             Property::BatchNeighbours => repeat::neighbours(bench, &problem),
             Property::Sequences => repeat::sequences(bench, &problem),
+            Property::Poisoned if matches!(spec, Spec::Experts(_)) => {
+                ranges::poisoned_experts(bench, &problem)
+            }
             Property::Poisoned => ranges::poisoned(bench, &problem),
             Property::RangesAddUp => ranges::add_up(bench, &problem),
             Property::Placement => ranges::placement(bench, &problem),

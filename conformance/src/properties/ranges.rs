@@ -88,6 +88,35 @@ pub(super) fn poisoned(bench: &Bench<'_>, problem: &Problem) -> Fallible<Outcome
     Ok(Outcome::OK)
 }
 
+/// Experts that no token chose hold NaN.
+pub(super) fn poisoned_experts(bench: &Bench<'_>, problem: &Problem) -> Fallible<Outcome> {
+    let Some(OperationKind::Experts(op)) = problem.list.operations.first().map(|o| &o.kind) else {
+        return Err(Finding::new("suite", "the problem has no experts"));
+    };
+    let ids = problem.bytes(op.chosen).chunks_exact(4);
+    let chosen: Vec<u32> = ids.map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    let spare: Vec<u64> = (0..op.experts).filter(|expert| !chosen.contains(expert)).map(u64::from).collect();
+    if spare.is_empty() {
+        return Err(Finding::new("suite", "this problem has no expert that may not be read"));
+    }
+    let clean = bench.run(problem)?;
+    let mut poisoned = problem.clone();
+    for slot in [op.gate, Some(op.up), Some(op.down)].into_iter().flatten() {
+        let tensor = poisoned.tensor(slot);
+        let rows = tensor.rows / u64::from(op.experts);
+        if let Some(bytes) = poisoned.bytes_mut(slot) {
+            spare
+                .iter()
+                .flat_map(|expert| expert * rows..(expert + 1) * rows)
+                .for_each(|row| poison_row(&tensor, bytes, row));
+        }
+    }
+    let got = bench.run(&poisoned)?;
+    let reason = "rows of experts that no token chose are never read: here they hold NaN";
+    identical(problem, "experts that were not chosen are not read", reason, &got, &clean, false)?;
+    Ok(Outcome::OK)
+}
+
 pub(super) fn gate_first(bench: &Bench<'_>, problem: &Problem) -> Fallible<Outcome> {
     let mut dense = problem.clone();
     let all = Ffn { selection: Selection::All, ..ffn(problem)? };

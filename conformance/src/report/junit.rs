@@ -52,6 +52,7 @@ impl Report {
                 count(&[Status::Failed]),
                 count(&[Status::NotSupported, Status::KnownFailure])
             );
+            self.properties(&mut xml);
             for case in &cases {
                 let _ = write!(
                     xml,
@@ -69,9 +70,10 @@ impl Report {
                         escape(&finding.check),
                         escape(&finding.message),
                         escape(&format!(
-                            "{finding}\nshape: {}\nagain: {}",
+                            "{finding}\nshape: {}\nwith: {}\nagain: {}",
                             case.shape,
-                            self.reproduce.replace("{case}", &case.name)
+                            case.parameters,
+                            self.again(case)
                         ))
                     ),
                     (Outcome::NotSupported { reason }, _) => {
@@ -86,6 +88,24 @@ impl Report {
         }
         xml.push_str("</testsuites>\n");
         xml
+    }
+
+    /// What was tested, and how; tools show the properties of a suite beside its cases.
+    fn properties(&self, xml: &mut String) {
+        let seed = self.seed.to_string();
+        let properties = [
+            ("version", self.version.as_str()),
+            ("device", &self.subject.name),
+            ("class of the limits", &self.subject.class),
+            ("planted fault", self.mutant.as_deref().unwrap_or_default()),
+            ("seed", &seed),
+            ("cases", self.lane()),
+        ];
+        xml.push_str("    <properties>\n");
+        for (name, value) in properties.iter().filter(|(_, value)| !value.is_empty()) {
+            let _ = writeln!(xml, "      <property name=\"{name}\" value=\"{}\"/>", escape(value));
+        }
+        xml.push_str("    </properties>\n");
     }
 }
 

@@ -3,6 +3,7 @@
 mod junit;
 mod text;
 
+use crate::case::Yardstick;
 use crate::finding::Outcome;
 use crate::protocol::SubjectInfo;
 use engine_core::module::PluginKind;
@@ -44,8 +45,12 @@ pub struct CaseReport {
     pub operation: String,
     /// Dtype.
     pub dtype: String,
+    /// What its results are held against.
+    pub yardstick: Yardstick,
     /// Operand types, for failures.
     pub shape: String,
+    /// The operation's parameters, for failures.
+    pub parameters: String,
     /// How it counts.
     pub status: Status,
     /// What became of it.
@@ -81,6 +86,16 @@ impl Report {
     /// Cases with a status.
     pub fn count(&self, status: Status) -> usize {
         self.cases.iter().filter(|c| c.status == status).count()
+    }
+
+    /// Which cases were asked for, in words.
+    pub fn lane(&self) -> &'static str {
+        if self.full { "all cases" } else { "sampled cases" }
+    }
+
+    /// The command that runs one case alone.
+    pub fn again(&self, case: &CaseReport) -> String {
+        self.reproduce.replace("{case}", &case.name)
     }
 
     /// Whether nothing failed that was not known to.

@@ -1,8 +1,10 @@
 //! The page for people: one line per operation and type, then every failure with what is needed to act on it.
 
 use super::{CaseReport, Report, Status};
+use crate::case::Yardstick;
 use crate::finding::Outcome;
 use crate::limits;
+use crate::mutants;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -16,36 +18,54 @@ struct Line {
     failed: usize,
     known: usize,
     refused: usize,
-    worst: f64,
+    worst: Worst,
     reason: Option<String>,
+}
+
+/// The largest error of several cases in units of what is allowed.
+#[derive(Clone, Copy, Default)]
+struct Worst {
+    units: f64,
+    of_failed: bool,
+}
+
+impl Worst {
+    fn take(&mut self, outcome: &Outcome) {
+        let (units, of_failed) = match outcome {
+            Outcome::Passed { worst } => (*worst, false),
+            Outcome::Failed { finding } => match &finding.element {
+                Some(element) => (element.times.unwrap_or(f64::INFINITY), true),
+                None => return,
+            },
+            Outcome::NotSupported { .. } => return,
+        };
+        if units > self.units {
+            *self = Worst { units, of_failed };
+        }
+    }
+
+    fn text(self) -> String {
+        let mark = if self.of_failed { "!" } else { "" };
+        match self.units {
+            0.0 => "-".into(),
+            units if units < 1000.0 => format!("{units:.3}{mark}"),
+            units if units.is_finite() => format!("{units:.1e}{mark}"),
+            _ => format!("any{mark}"),
+        }
+    }
 }
 
 impl Report {
     /// As a page of text.
     pub fn to_text(&self) -> String {
         let mut page = String::new();
-        let class = if self.subject.class.is_empty() {
-            String::new()
-        } else {
-            format!(", class {}", self.subject.class)
-        };
-        let lane = if self.full { "all cases" } else { "sampled cases" };
-        let _ = writeln!(page, "{} plug-in `{}` {}{class}", self.kind, self.plugin, self.version);
-        if !self.subject.description.is_empty() {
-            let _ = writeln!(page, "{}: {}", self.subject.name, self.subject.description);
-        }
-        for note in &self.subject.notes {
-            let _ = writeln!(page, "  {note}");
-        }
-        if let Some(mutant) = &self.mutant {
-            let _ = writeln!(page, "with the planted fault `{mutant}`");
-        }
-        let _ = writeln!(page, "{lane}, seed {}\n", self.seed);
+        self.head(&mut page);
         self.table(&mut page);
         self.failures(&mut page);
+        self.legend(&mut page);
         let _ = writeln!(
             page,
-            "\n{} cases: {} passed, {} failed, {} known failures, {} not supported",
+            "\n{} cases: {} passed, {} failed, {} known failures, {} refused",
             self.cases.len(),
             self.count(Status::Passed),
             self.count(Status::Failed),
@@ -53,6 +73,34 @@ impl Report {
             self.count(Status::NotSupported)
         );
         page
+    }
+
+    fn head(&self, page: &mut String) {
+        let _ = writeln!(page, "{} plug-in `{}` {}", self.kind, self.plugin, self.version);
+        if !self.subject.description.is_empty() {
+            let _ = writeln!(page, "{}: {}", self.subject.name, self.subject.description);
+        }
+        for note in &self.subject.notes {
+            let _ = writeln!(page, "  {note}");
+        }
+        if let Some(name) = &self.mutant {
+            let what = mutants::find(name).map_or("", |m| m.what);
+            let _ = writeln!(page, "with the planted fault `{name}`: {what}");
+        }
+        let class = &self.subject.class;
+        match &self.subject.own_class {
+            _ if class.is_empty() => {}
+            Some(own) => {
+                let _ = writeln!(
+                    page,
+                    "held to the limits of class {class}, as every planted fault is (the device by itself is of class {own})"
+                );
+            }
+            None => {
+                let _ = writeln!(page, "held to the limits of class {class}, which the device says it is of");
+            }
+        }
+        let _ = writeln!(page, "{}, seed {}\n", self.lane(), self.seed);
     }
 
     /// One line per operation and type; where the device says No, its reason.
@@ -73,25 +121,25 @@ impl Report {
                 Status::KnownFailure => line.known += 1,
                 Status::NotSupported => line.refused += 1,
             }
-            match &case.outcome {
-                Outcome::Passed { worst } => line.worst = line.worst.max(*worst),
-                Outcome::NotSupported { reason } => {
-                    line.reason.get_or_insert_with(|| reason.clone());
-                }
-                Outcome::Failed { .. } => {}
+            line.worst.take(&case.outcome);
+            if let Outcome::NotSupported { reason } = &case.outcome {
+                line.reason.get_or_insert_with(|| reason.clone());
             }
         }
         let _ = writeln!(
             page,
-            "{:<10} {:<8} {:>6} {:>7} {:>7} {:>7}  {:<12}",
-            "operation", "type", "cases", "passed", "failed", "not s.", "worst/limit"
+            "{:<10} {:<8} {:>6} {:>7} {:>7} {:>8}  worst/limit",
+            "operation", "type", "cases", "passed", "failed", "refused"
         );
         for ((operation, dtype), line) in lines {
-            let worst = if line.worst > 0.0 { format!("{:.3}", line.worst) } else { "-".into() };
             let _ = write!(
                 page,
-                "{operation:<10} {dtype:<8} {:>6} {:>7} {:>7} {:>7}  {worst}",
-                line.cases, line.passed, line.failed, line.refused
+                "{operation:<10} {dtype:<8} {:>6} {:>7} {:>7} {:>8}  {}",
+                line.cases,
+                line.passed,
+                line.failed,
+                line.refused,
+                line.worst.text()
             );
             if line.known > 0 {
                 let _ = write!(page, "  ({} known failures)", line.known);
@@ -101,25 +149,42 @@ impl Report {
             }
             let _ = writeln!(page);
         }
+        self.yardsticks(page);
+    }
+
+    /// How many cases say that results are right, and how many only that they are the same.
+    fn yardsticks(&self, page: &mut String) {
+        let of = |yardstick| self.cases.iter().filter(|c| c.yardstick == yardstick && ran(c)).count();
+        let (reference, itself, contract) =
+            (of(Yardstick::Reference), of(Yardstick::Itself), of(Yardstick::Contract));
+        let parts = [
+            (reference, "with the reference plug-in's results"),
+            (
+                itself,
+                "with the device's own results only (again, from several threads, beside other tokens, elsewhere in memory)",
+            ),
+            (contract, "with what the contract says (error codes, counters, decisions)"),
+        ];
+        let _ = writeln!(page, "\nOf the cases that ran:");
+        for (count, what) in parts.iter().filter(|part| part.0 > 0) {
+            let _ = writeln!(page, "{count:>6} compare {what}");
+        }
     }
 
     fn failures(&self, page: &mut String) {
         let failed: Vec<&CaseReport> = self.cases.iter().filter(|c| c.status == Status::Failed).collect();
+        let mut checks: BTreeMap<&str, usize> = BTreeMap::new();
+        for case in &failed {
+            if let Outcome::Failed { finding } = &case.outcome {
+                *checks.entry(finding.check.split(" (").next().unwrap_or_default()).or_default() += 1;
+            }
+        }
+        if !checks.is_empty() {
+            let checks: Vec<String> = checks.iter().map(|(check, n)| format!("{check} {n}")).collect();
+            let _ = writeln!(page, "\nFailures by check: {}", checks.join(", "));
+        }
         for case in failed.iter().take(SHOWN) {
-            let Outcome::Failed { finding } = &case.outcome else { continue };
-            let _ = writeln!(page, "\nFAILED {}", case.name);
-            let _ = writeln!(page, "  {}: {}", finding.check, finding.message);
-            if let Some(e) = &finding.element {
-                let _ = writeln!(page, "  element  {}[{}][{}] ({} wrong)", e.slot, e.row, e.column, e.wrong);
-                let _ = writeln!(page, "  device   {}", e.got);
-                let _ = writeln!(page, "  oracle   {}", e.want);
-                let _ = writeln!(page, "  allowed  {} = {}", e.allowed, e.limit);
-                let _ = writeln!(page, "  because  {}", e.reason);
-            }
-            if !case.shape.is_empty() {
-                let _ = writeln!(page, "  shape    {}", case.shape);
-            }
-            let _ = writeln!(page, "  again    {}", self.reproduce.replace("{case}", &case.name));
+            self.failure(page, case);
         }
         if failed.len() > SHOWN {
             let _ = writeln!(page, "\nand {} more failures, all in the JSON report", failed.len() - SHOWN);
@@ -129,6 +194,77 @@ impl Report {
                 writeln!(page, "\nknown failure {}: {}", case.name, case.expected.as_deref().unwrap_or(""));
         }
     }
+
+    fn failure(&self, page: &mut String, case: &CaseReport) {
+        let Outcome::Failed { finding } = &case.outcome else { return };
+        let _ = writeln!(page, "\nFAILED {}", case.name);
+        let _ = writeln!(page, "  {}: {}", finding.check, finding.message);
+        if let Some(e) = &finding.element {
+            let other = if case.yardstick == Yardstick::Itself { "itself " } else { "wanted " };
+            let _ = writeln!(page, "  element  {}[{}][{}] ({} wrong)", e.slot, e.row, e.column, e.wrong);
+            let _ = writeln!(page, "  device   {}", e.got);
+            let _ = writeln!(page, "  {other}  {}", e.want);
+            let _ = writeln!(page, "  allowed  {} = {}", e.allowed, e.limit);
+            let _ = writeln!(page, "  because  {}", e.reason);
+        }
+        for (name, text) in [("shape", &case.shape), ("with", &case.parameters)] {
+            if !text.is_empty() {
+                let _ = writeln!(page, "  {name:<7}  {text}");
+            }
+        }
+        let _ = writeln!(page, "  again    {}", self.again(case));
+    }
+
+    /// What the words of the page mean, as far as they occur in it.
+    fn legend(&self, page: &mut String) {
+        let refused = self.count(Status::NotSupported) > 0;
+        let failed = self.cases.iter().any(|c| matches!(c.outcome, Outcome::Failed { .. }));
+        let compute = !self.subject.class.is_empty();
+        let words = [
+            (
+                refused,
+                "refused",
+                "the device's `supports` said No, for the reason at the end of the line; no failure",
+            ),
+            (
+                compute,
+                "worst/limit",
+                "the largest error in units of what is allowed; above 1 fails. `!`: of a failed case; `any!`: no limit \
+                 would do (bits that differ, NaN); `-`: nothing was measured",
+            ),
+            (
+                compute && failed,
+                "stated arithmetic",
+                "against the reference that computes in f64 what the operation states (int8 or f32 activations)",
+            ),
+            (
+                compute && failed,
+                "true f64",
+                "against the reference without any quantisation of activations, under looser limits",
+            ),
+            (
+                compute && failed,
+                "allowed",
+                "the limit of the operation and class, times the sum of absolute products that the element is made of",
+            ),
+            (compute && failed, "wanted, itself", "the reference's value; the device's own in its first run"),
+            (failed, "again", "runs this case alone, with the same operands"),
+        ];
+        let mut begun = false;
+        for (_, word, meaning) in words.iter().filter(|word| word.0) {
+            if !std::mem::replace(&mut begun, true) {
+                let _ = writeln!(page);
+            }
+            let _ = writeln!(page, "{word:<17}  {meaning}");
+        }
+        if compute {
+            let _ = writeln!(page, "All limits with their reasons: thermocline-conformance --limits");
+        }
+    }
+}
+
+fn ran(case: &CaseReport) -> bool {
+    !matches!(case.outcome, Outcome::NotSupported { .. })
 }
 
 /// Both tables of limits with their reasons.
@@ -165,7 +301,13 @@ mod tests {
                 operation: part(),
                 dtype: part(),
                 name: name.into(),
-                shape: "input F32 [4 x 64], weight Q8_0 [5 x 64]; 3 tokens".into(),
+                yardstick: match name {
+                    "linear/q8_0/f32/repeats" => Yardstick::Itself,
+                    "device/-/double-free" => Yardstick::Contract,
+                    _ => Yardstick::Reference,
+                },
+                shape: "input F32 [4 x 64], weight Q8_0 [5 x 64]; 3 of up to 4 tokens".into(),
+                parameters: "int8 blocks of 32 activations, f32 sums".into(),
                 status: Status::of(&outcome),
                 outcome,
                 expected: None,
@@ -184,6 +326,23 @@ mod tests {
                 limit: "1.4e-6 of the sum of absolute products 2".into(),
                 reason: "f32 sums over blocks".into(),
                 wrong: "3 of 15".into(),
+                times: Some(3.5),
+            })),
+        };
+        let moved = Finding {
+            check: "repeats (prepared again)".into(),
+            message: "`output` differs".into(),
+            element: Some(Box::new(Element {
+                slot: "output".into(),
+                row: 0,
+                column: 1,
+                got: "0.25000003".into(),
+                want: "0.25".into(),
+                allowed: "0".into(),
+                limit: "bit-identical".into(),
+                reason: "sums run in a fixed order".into(),
+                wrong: "at least 1".into(),
+                times: None,
             })),
         };
         Report {
@@ -194,6 +353,7 @@ mod tests {
                 name: "shaky:0".into(),
                 description: "a device that is <nearly> right & more".into(),
                 class: "f32".into(),
+                own_class: None,
                 notes: vec!["8 lanes, because the processor has AVX2".into()],
             },
             seed: 7,
@@ -203,6 +363,7 @@ mod tests {
             cases: vec![
                 case("linear/q8_0/int8/gemv/plain", Outcome::Passed { worst: 0.25 }),
                 case("linear/q8_0/int8/gemm/plain", Outcome::Failed { finding }),
+                case("linear/q8_0/f32/repeats", Outcome::Failed { finding: moved }),
                 case(
                     "linear/q4_k/int8/gemv/plain",
                     Outcome::NotSupported { reason: "Q4_K weights have no kernel".into() },
@@ -223,5 +384,12 @@ mod tests {
         assert_eq!(sample().exit_code(), 1);
         let back: Report = serde_json::from_str(&sample().to_json()).unwrap();
         assert_eq!(back, sample());
+        let planted = Report {
+            mutant: Some("scale-off".into()),
+            subject: SubjectInfo { own_class: Some("f64".into()), ..sample().subject },
+            ..sample()
+        };
+        let head: Vec<String> = planted.to_text().lines().take(6).map(str::to_owned).collect();
+        insta::assert_snapshot!("head_with_fault", head.join("\n"));
     }
 }

@@ -6,6 +6,7 @@
 //! the values are, and one figure per operation suffices.
 
 mod attention;
+mod experts;
 mod ffn;
 mod plain;
 
@@ -201,6 +202,10 @@ pub fn scales(problem: &Problem, oracle: &dyn ComputeBackend, stated: &Outputs) 
     let Some(operation) = problem.list.operations.first() else { return Ok(Scales::new()) };
     match &operation.kind {
         OperationKind::Ffn(f) => ffn::ffn(problem, f, operation.arithmetic, oracle, stated),
+        OperationKind::Route { scores, chosen, weights, gating, .. } => {
+            Ok(experts::route(problem, (*scores, *chosen, *weights), *gating, stated))
+        }
+        OperationKind::Experts(op) => experts::experts(problem, op, operation.arithmetic, oracle),
         OperationKind::Attention { .. } => Ok(attention::attention(problem, &operation.kind)),
         kind => plain::plain(problem, kind, operation.arithmetic, oracle),
     }

@@ -108,7 +108,7 @@ impl CacheSpec {
         }
     }
 
-    pub(super) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
+    pub(crate) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
         let tokens: u32 = self.sequences.iter().map(|s| s.tokens).sum();
         let (spans, positions) = lay_out(&self.sequences);
         let mut problem = Problem::new(tokens + 2, tokens);
@@ -158,7 +158,7 @@ impl CacheSpec {
 }
 
 impl AttentionSpec {
-    pub(super) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
+    pub(crate) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
         let tokens: u32 = self.sequences.iter().map(|s| s.tokens).sum();
         let (spans, positions) = lay_out(&self.sequences);
         let mut problem = Problem::new(tokens + 1, tokens);

@@ -304,7 +304,12 @@ impl FfnSpec {
     }
 
     /// A threshold between the activated gates, as the oracle computes them in the stated arithmetic.
-    fn threshold(&self, problem: &Problem, ffn: &Ffn, oracle: &dyn ComputeBackend) -> Fallible<f32> {
+    pub(super) fn threshold(
+        &self,
+        problem: &Problem,
+        ffn: &Ffn,
+        oracle: &dyn ComputeBackend,
+    ) -> Fallible<f32> {
         let source = ffn.gate.unwrap_or(ffn.up);
         let bias = if ffn.gate.is_some() { ffn.gate_bias } else { ffn.up_bias };
         let mut gates = Problem::new(problem.list.token_capacity, problem.tokens);

@@ -1,10 +1,13 @@
 //! Specifications of problems: the numbers and choices that shape one, from which a seed makes operands.
 
 mod cache;
+mod experts;
 mod ffn;
 mod plain;
 
 pub use cache::{AttentionSpec, CacheAction, CacheSpec, SequenceShape};
+pub(crate) use experts::layer_of;
+pub use experts::{ExpertsSpec, RouteSpec};
 pub use ffn::{FUNCTIONS, FfnSpec, MaskShape, PredictSpec, RANGES, RangeShape, SELECTS, Select, make_ranges};
 pub use plain::{CopySpec, ElementwiseSpec, EmbedSpec, LinearSpec, NormSpec, RopeSpec, ScalingShape};
 
@@ -33,6 +36,10 @@ pub enum Spec {
     Ffn(FfnSpec),
     /// `Predict`.
     Predict(PredictSpec),
+    /// `Route`.
+    Route(RouteSpec),
+    /// `Experts`.
+    Experts(ExpertsSpec),
     /// `KvAppend`, `KvExport` or `KvImport`.
     Cache(CacheSpec),
     /// `Attention`.
@@ -55,6 +62,8 @@ impl Spec {
             Spec::Elementwise(s) => s.build(&mut rng),
             Spec::Ffn(s) => s.build(&mut rng, oracle),
             Spec::Predict(s) => s.build(&mut rng, oracle),
+            Spec::Route(s) => s.build(&mut rng),
+            Spec::Experts(s) => s.build(&mut rng, oracle),
             Spec::Cache(s) => s.build(&mut rng),
             Spec::Attention(s) => s.build(&mut rng),
         }
@@ -68,8 +77,9 @@ impl Spec {
             Spec::Linear(s) => s.dtype,
             Spec::Ffn(s) => s.dtype,
             Spec::Predict(s) => s.dtype,
+            Spec::Experts(s) => s.dtype,
             Spec::Cache(_) | Spec::Attention(_) => DType::F16,
-            Spec::Norm(_) | Spec::Rope(_) | Spec::Elementwise(_) => DType::F32,
+            Spec::Norm(_) | Spec::Rope(_) | Spec::Elementwise(_) | Spec::Route(_) => DType::F32,
         }
     }
 
@@ -84,6 +94,8 @@ impl Spec {
             Spec::Elementwise(s) => s.operation(),
             Spec::Ffn(_) => "ffn",
             Spec::Predict(_) => "predict",
+            Spec::Route(_) => "route",
+            Spec::Experts(_) => "experts",
             Spec::Cache(s) => s.operation(),
             Spec::Attention(_) => "attention",
         }

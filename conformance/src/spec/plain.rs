@@ -193,7 +193,7 @@ pub(super) fn matrix(
 }
 
 impl CopySpec {
-    pub(super) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
+    pub(crate) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
         let capacity = if self.per_token { self.rows } else { self.tokens };
         let mut problem = Problem::new(capacity, self.tokens);
         let tensor = TensorType::matrix(self.dtype, self.rows.into(), self.columns)?;
@@ -211,7 +211,7 @@ impl CopySpec {
 }
 
 impl EmbedSpec {
-    pub(super) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
+    pub(crate) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
         let mut problem = Problem::new(self.capacity, self.tokens);
         let mut ids: Vec<u8> = (0..self.tokens)
             .flat_map(|t| {
@@ -250,7 +250,7 @@ fn in_and_out(
 }
 
 impl NormSpec {
-    pub(super) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
+    pub(crate) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
         let mut problem = Problem::new(self.capacity, self.tokens);
         let columns = self.group * self.groups;
         let bytes = token_rows(rng, self.values, self.capacity, self.tokens, columns);
@@ -264,7 +264,7 @@ impl NormSpec {
 }
 
 impl LinearSpec {
-    pub(super) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
+    pub(crate) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
         let mut problem = Problem::new(self.capacity, self.tokens);
         let bytes = token_rows(rng, self.values, self.capacity, self.tokens, self.columns);
         let input = problem.rows_in("input", DType::F32, self.columns, bytes)?;
@@ -284,7 +284,7 @@ impl LinearSpec {
 }
 
 impl RopeSpec {
-    pub(super) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
+    pub(crate) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
         let tokens = self.sequences.iter().map(|s| s.0).sum();
         let mut problem = Problem::new(self.capacity, tokens);
         let columns = u64::from(self.heads * self.head_dim);
@@ -336,7 +336,7 @@ impl ElementwiseSpec {
         }
     }
 
-    pub(super) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
+    pub(crate) fn build(&self, rng: &mut Rng) -> Fallible<Problem> {
         let mut problem = Problem::new(self.capacity, self.tokens);
         let mut bytes = token_rows(rng, self.values, self.capacity, self.tokens, self.columns);
         if self.function.is_some() && self.values == ValueClass::Plain {

@@ -1,46 +1,76 @@
 //! `cargo xtask cross`: the aarch64 build on an x86 machine, run by qemu on processors with and without extensions.
 
 mod packages;
+mod story;
 mod sysroot;
+mod toolchain;
 
-use crate::{conformance, demo, process};
+use crate::process;
 use anyhow::{Context, Result, bail};
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::Command;
+use serde_json::Value;
+use std::path::Path;
+use std::time::Instant;
+use toolchain::{STORY, SUITE, Toolchain};
 
-const TARGET: &str = "aarch64-unknown-linux-gnu";
+/// One of qemu's processors.
+struct Tier {
+    /// qemu's name.
+    cpu: &'static str,
+    /// What it has.
+    has: &'static str,
+    /// The kernels that the cpu plug-in must choose there.
+    kernels: &'static str,
+}
 
-/// The engine's program.
-const ENGINE: &str = "thermocline";
+/// From the processor with every extension to plain NEON.
+const TIERS: [Tier; 3] = [
+    Tier { cpu: "max", has: "dotprod, fp16, i8mm", kernels: "i8mm" },
+    Tier { cpu: "neoverse-n1", has: "dotprod, fp16", kernels: "dotprod" },
+    Tier { cpu: "cortex-a72", has: "plain NEON", kernels: "neon" },
+];
 
-/// qemu's processors, from the one with every extension to plain NEON.
-const TIERS: &[(&str, &str)] =
-    &[("max", "dotprod, fp16, i8mm"), ("neoverse-n1", "dotprod, fp16"), ("cortex-a72", "plain NEON")];
+/// How much of the suite is run.
+#[derive(Clone, Copy)]
+enum Amount {
+    /// The sampled cases.
+    Sampled,
+    /// Every case.
+    Full,
+}
 
-/// Where Debian's cross packages put the target's C library.
-const LIBC_ROOT: &str = "/usr/aarch64-linux-gnu";
+/// Property-test cases of the unit tests: an emulator is some thirty times slower than the machine.
+const PROPTEST_CASES: u32 = 4;
 
 /// Reads the arguments and does one of the three.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let Some((what, rest)) = arguments.split_first() else { bail!("cross needs setup, conformance or demo") };
-    let tiers = tiers(rest)?;
+    let names: Vec<String> = rest.iter().filter(|a| *a != "--full").cloned().collect();
+    let amount = if names.len() == rest.len() { Amount::Sampled } else { Amount::Full };
+    let tiers = tiers(&names)?;
     match what.as_str() {
         "setup" => Toolchain::ready().map(|toolchain| println!("aarch64: ready, {}", toolchain.source())),
-        "conformance" => conformance_on(&tiers),
-        "demo" => demo_on(&tiers),
+        "conformance" => on(&tiers, Work { suite: Some(amount), story: false }),
+        "demo" => on(&tiers, Work { suite: None, story: true }),
         other => bail!("unknown argument `{other}`: cross takes setup, conformance or demo"),
     }
 }
 
 /// Everything that the long lane of CI asks of aarch64.
 pub(crate) fn everything() -> Result<()> {
-    let tiers: Vec<&str> = TIERS.iter().map(|tier| tier.0).collect();
-    conformance_on(&tiers)?;
-    demo_on(&tiers)
+    on(&TIERS.each_ref(), Work { suite: Some(Amount::Full), story: true })
 }
 
-fn tiers(arguments: &[String]) -> Result<Vec<&'static str>> {
+/// What the default lane asks: one processor whose kernels use every extension, with unit tests of the lesser ones too.
+pub(crate) fn one_tier() -> Result<()> {
+    on(&[&TIERS[0]], Work { suite: Some(Amount::Sampled), story: true })
+}
+
+/// Why this machine cannot build for aarch64 or emulate it, or nothing.
+pub(crate) fn missing() -> Result<Option<String>> {
+    Toolchain::missing()
+}
+
+fn tiers(arguments: &[String]) -> Result<Vec<&'static Tier>> {
     let mut chosen = Vec::new();
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
@@ -48,113 +78,105 @@ fn tiers(arguments: &[String]) -> Result<Vec<&'static str>> {
             "--tier" => arguments.next(),
             other => bail!("unknown argument `{other}`"),
         };
-        match TIERS.iter().find(|(tier, _)| Some(*tier) == name.map(String::as_str)) {
-            Some((tier, _)) => chosen.push(*tier),
+        match TIERS.iter().find(|tier| Some(tier.cpu) == name.map(String::as_str)) {
+            Some(tier) => chosen.push(tier),
             None => {
-                let names: Vec<String> = TIERS.iter().map(|(name, has)| format!("{name} ({has})")).collect();
+                let names: Vec<String> = TIERS.iter().map(|t| format!("{} ({})", t.cpu, t.has)).collect();
                 bail!("--tier takes one of {}", names.join(", "));
             }
         }
     }
-    if chosen.is_empty() { Ok(TIERS.iter().map(|tier| tier.0).collect()) } else { Ok(chosen) }
+    if chosen.is_empty() { Ok(TIERS.iter().collect()) } else { Ok(chosen) }
 }
 
-/// The unit tests of the kernels and the suite for the cpu plug-in, tier by tier.
-fn conformance_on(tiers: &[&str]) -> Result<()> {
+/// What is done on a tier.
+struct Work {
+    /// The kernels' unit tests, and so much of the suite.
+    suite: Option<Amount>,
+    /// The story model.
+    story: bool,
+}
+
+/// Builds once and does the work on every tier; the last line names each with its result and time.
+fn on(tiers: &[&Tier], work: Work) -> Result<()> {
     let toolchain = Toolchain::ready()?;
-    toolchain.build()?;
+    let begun = Instant::now();
+    let mut packages = Vec::new();
+    packages.extend(work.suite.map(|_| SUITE));
+    packages.extend(work.story.then_some(STORY));
+    toolchain.build(&packages)?;
+    let suite = match work.suite {
+        Some(amount) => Some((toolchain.build_unit_tests()?, amount)),
+        None => None,
+    };
+    let mut lines = vec![format!("build {:.0} s", begun.elapsed().as_secs_f64())];
+    let mut failed = Vec::new();
     for tier in tiers {
-        println!("\n=== aarch64 {tier}");
-        let mut tests =
-            process::cargo(&["test", "--release", "--package", "compute-cpu", "--target", TARGET]);
-        toolchain.environment(&mut tests, tier);
-        process::run(&mut tests)?;
-        let runner = || toolchain.emulated(conformance::RUNNER, tier);
-        conformance::hold(&conformance::compute_plugins(&release())?, &release(), runner, &[])?;
-    }
-    Ok(())
-}
-
-fn demo_on(tiers: &[&str]) -> Result<()> {
-    let toolchain = Toolchain::ready()?;
-    toolchain.build()?;
-    for tier in tiers {
-        println!("\n=== aarch64 {tier}");
-        process::run(toolchain.emulated(ENGINE, tier).args(demo::ARGUMENTS))?;
-    }
-    Ok(())
-}
-
-fn release() -> PathBuf {
-    process::target().join(TARGET).join("release")
-}
-
-/// What compiles and runs aarch64 programs here.
-struct Toolchain {
-    /// A sysroot of our own, where the installed toolchain has no standard library for the target.
-    sysroot: Option<PathBuf>,
-}
-
-impl Toolchain {
-    /// Installs and builds what is missing.
-    fn ready() -> Result<Toolchain> {
-        packages::install()?;
-        let sysroot = if sysroot::is_installed()? { None } else { Some(sysroot::ready()?) };
-        Ok(Toolchain { sysroot })
-    }
-
-    fn source(&self) -> String {
-        match &self.sysroot {
-            None => "with the installed toolchain's own standard library".to_owned(),
-            Some(path) => format!("with the standard library in {}", path.display()),
+        println!("\n=== aarch64 {} ({})", tier.cpu, tier.has);
+        let begun = Instant::now();
+        let result = suite
+            .as_ref()
+            .map_or(Ok(()), |(tests, amount)| conformance(&toolchain, tier, tests, *amount))
+            .and_then(|()| if work.story { story::check(&toolchain, tier) } else { Ok(()) });
+        let outcome = if result.is_ok() { "passed" } else { "FAILED" };
+        let seconds = begun.elapsed().as_secs_f64();
+        lines.push(format!("{} ({}) {outcome} in {seconds:.0} s", tier.cpu, tier.has));
+        if let Err(error) = result {
+            eprintln!("{}: {error:#}", tier.cpu);
+            failed.push(tier.cpu);
         }
     }
-
-    fn build(&self) -> Result<()> {
-        let mut build =
-            process::cargo(&["build", "--release", "--workspace", "--exclude", "xtask", "--target", TARGET]);
-        self.environment(&mut build, TIERS[0].0);
-        process::run(&mut build)?;
-        write_wrapper(ENGINE)?;
-        write_wrapper(conformance::RUNNER)
-    }
-
-    /// Lets cargo link for the target and run its programs on a tier.
-    fn environment(&self, command: &mut Command, tier: &str) {
-        command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
-        // The processor is chosen by qemu's own variable, so that nothing is built again for another one.
-        command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-aarch64");
-        if let Some(sysroot) = &self.sysroot {
-            let flag = format!("--sysroot {}", sysroot.display());
-            command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS", &flag).env("RUSTDOCFLAGS", &flag);
-        }
-        qemu(command, ENGINE, tier);
-    }
-
-    /// An aarch64 program of the workspace on a tier.
-    fn emulated(&self, name: &str, tier: &str) -> Command {
-        let mut command = process::program("qemu-aarch64");
-        command.arg(release().join(name));
-        qemu(&mut command, name, tier);
-        command
-    }
+    println!("\naarch64: {}", lines.join("; "));
+    if failed.is_empty() { Ok(()) } else { bail!("aarch64 failed on {}", failed.join(", ")) }
 }
 
-/// The variables by which qemu takes its processor and its C library, and how a program starts itself as a child: the
-/// kernel cannot start it without qemu.
-fn qemu(command: &mut Command, program: &str, tier: &str) {
-    command.env("QEMU_CPU", tier).env("QEMU_LD_PREFIX", LIBC_ROOT).env("THERMOCLINE_PROBE", wrapper(program));
+/// The unit tests of the kernels and the suite for the cpu plug-in.
+fn conformance(toolchain: &Toolchain, tier: &Tier, tests: &Path, amount: Amount) -> Result<()> {
+    toolchain.unit_tests(tests, tier, PROPTEST_CASES)?;
+    let mut suite = toolchain::suite(toolchain, tier, &toolchain::plugin("cpu"))?;
+    // A case of a second may take a minute here; a hang is still found.
+    suite.args(["--timeout", "300"]);
+    match amount {
+        Amount::Sampled => suite.args(["--random", "4"]),
+        Amount::Full => suite.args(["--full", "--random", "24"]),
+    };
+    process::run(&mut suite)?;
+    let path = toolchain::report(tier);
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    uses(tier, &serde_json::from_str(&text)?)
 }
 
-/// A script that starts a program as if the kernel could.
-fn wrapper(program: &str) -> PathBuf {
-    release().join(format!("{program}-emulated"))
+/// That the kernels are those that the tier is there for, and not lesser ones that pass as well.
+fn uses(tier: &Tier, report: &Value) -> Result<()> {
+    let notes = report["subject"]["notes"].to_string();
+    if notes.contains(&format!("kernels: {},", tier.kernels)) {
+        return Ok(());
+    }
+    bail!("on {} the cpu plug-in must choose the {} kernels, but says {notes}", tier.cpu, tier.kernels)
 }
 
-fn write_wrapper(program: &str) -> Result<()> {
-    let script = format!("#!/bin/sh\nexec qemu-aarch64 '{}' \"$@\"\n", release().join(program).display());
-    let path = wrapper(program);
-    std::fs::write(&path, script).with_context(|| format!("cannot write {}", path.display()))?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
-    Ok(())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lesser_kernels_are_no_pass() {
+        let says = |kernels: &str| {
+            let note = format!("kernels: {kernels}, the best tier that this processor and system run");
+            serde_json::json!({"subject": {"notes": [note]}})
+        };
+        assert!(uses(&TIERS[1], &says("dotprod")).is_ok());
+        assert!(uses(&TIERS[1], &says("neon")).is_err());
+    }
+
+    #[test]
+    fn unknown_tiers_are_refused() {
+        let names = |arguments: &[&str]| {
+            tiers(&arguments.iter().map(|a| (*a).to_owned()).collect::<Vec<_>>())
+                .map(|tiers| tiers.iter().map(|t| t.cpu).collect::<Vec<_>>())
+        };
+        assert_eq!(names(&["--tier", "max"]).unwrap(), ["max"]);
+        assert_eq!(names(&[]).unwrap().len(), 3);
+        assert!(names(&["--tier", "x"]).is_err() && names(&["max"]).is_err());
+    }
 }

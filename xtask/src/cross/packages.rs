@@ -1,21 +1,54 @@
 //! The Debian packages of the cross build: compiler, C library, emulator, and Rust's library source.
 
-use super::LIBC_ROOT;
+use super::toolchain::TARGET;
 use crate::process;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 
 const PACKAGES: &[&str] = &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"];
 
+/// The compiler that links for the target.
+pub(super) const LINKER: &str = "aarch64-linux-gnu-gcc";
+
+/// The emulator of one program.
+pub(super) const EMULATOR: &str = "qemu-aarch64";
+
+/// Where the packages put the target's C library.
+pub(super) const LIBC_ROOT: &str = "/usr/aarch64-linux-gnu";
+
 /// The suite that offers the library source of recent compilers.
 const SUITE: &str = "trixie-backports";
 
+fn present() -> bool {
+    process::exists(LINKER)
+        && process::exists(EMULATOR)
+        && Path::new(LIBC_ROOT).join("lib/libc.so.6").exists()
+}
+
+/// Why [`install`], and with `source` [`library_source`], cannot do their work here, or nothing.
+pub(super) fn missing(source: bool) -> Option<String> {
+    let packages = PACKAGES.join(", ");
+    let apt = process::exists("apt-get") && process::exists("dpkg-deb");
+    let root = process::output(process::program("id").arg("-u")).is_ok_and(|id| id.trim() == "0");
+    match (present(), apt, root) {
+        (false, true, true) => {}
+        (false, ..) => return Some(format!("needs {packages}, or Debian's apt-get as root to install them")),
+        (true, false, _) if source => {
+            return Some(format!(
+                "needs the standard library of {TARGET}, or Debian's apt-get to fetch its source"
+            ));
+        }
+        (true, ..) => {}
+    }
+    match debian_mirror() {
+        Err(error) if source => Some(error.to_string()),
+        _ => None,
+    }
+}
+
 /// Installs compiler, C library and emulator where they are missing.
 pub(super) fn install() -> Result<()> {
-    let present = process::exists("aarch64-linux-gnu-gcc")
-        && process::exists("qemu-aarch64")
-        && Path::new(LIBC_ROOT).join("lib/libc.so.6").exists();
-    if present {
+    if present() {
         return Ok(());
     }
     let apt = |arguments: &[&str]| {
@@ -57,7 +90,7 @@ pub(super) fn library_source(version: &str, work: &Path) -> Result<PathBuf> {
         bail!(
             "{SUITE} offers no rust-src of version {version}, only:\n{offered}\
              use a compiler of an offered version, or `rustup target add {}`",
-            super::TARGET
+            TARGET
         );
     };
     process::run(

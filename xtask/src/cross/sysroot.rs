@@ -1,6 +1,7 @@
 //! A sysroot with an aarch64 standard library, built once per compiler version and kept outside the clone.
 
-use super::{TARGET, packages};
+use super::packages;
+use super::toolchain::TARGET;
 use crate::process;
 use anyhow::{Context, Result};
 use std::os::unix::fs::symlink;
@@ -11,10 +12,19 @@ pub(super) fn is_installed() -> Result<bool> {
     Ok(toolchain()?.join("lib/rustlib").join(TARGET).join("lib").is_dir())
 }
 
+/// Whether [`ready`] has nothing to build.
+pub(super) fn is_cached() -> Result<bool> {
+    Ok(place(&compiler()?.0)?.is_dir())
+}
+
+fn place(version: &str) -> Result<PathBuf> {
+    Ok(cache()?.join("aarch64-sysroot").join(version))
+}
+
 /// The sysroot, built where it is not in the cache yet: minutes, some 200 MB.
 pub(super) fn ready() -> Result<PathBuf> {
     let (version, host) = compiler()?;
-    let sysroot = cache()?.join("aarch64-sysroot").join(&version);
+    let sysroot = place(&version)?;
     if sysroot.is_dir() {
         return Ok(sysroot);
     }
@@ -47,7 +57,7 @@ fn build_standard_library(library: &Path, seed: &Path) -> Result<PathBuf> {
             .env("RUSTC_BOOTSTRAP", "1")
             .env("__CARGO_TESTS_ONLY_SRC_ROOT", library)
             .env("CARGO_TARGET_DIR", seed.join("target"))
-            .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
+            .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", packages::LINKER)
             .env_remove("RUSTFLAGS"),
     )?;
     Ok(seed.join("target").join(TARGET).join("release/deps"))

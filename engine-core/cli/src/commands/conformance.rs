@@ -21,6 +21,8 @@ pub(super) fn conformance(args: &ConformanceArgs) -> Result<ExitCode> {
     options.timeout = Duration::from_secs(args.timeout);
     options.random = args.random;
     options.register = stack::register;
+    let program = std::env::args().next().unwrap_or_else(|| "thermocline".into());
+    options.command = format!("{program} plugins conformance");
     options.jobs = args.jobs.unwrap_or(options.jobs).max(1);
     let report = conformance::run(&options)?;
     if let Some(path) = &args.junit {

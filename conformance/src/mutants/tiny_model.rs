@@ -1,8 +1,8 @@
-//! One layer of a model over three submissions: what the divergence finder is tested with.
+//! One layer of a model over three submissions: what the divergence finder is proved with.
 
-use conformance::diverge::{Source, Submission};
-use conformance::rng::Rng;
-use conformance::values::{ValueClass, f32_bytes, numbers, weights};
+use crate::diverge::{Source, Submission};
+use crate::rng::Rng;
+use crate::values::{ValueClass, f32_bytes, numbers, weights};
 use engine_core::backend::{BufferId, BufferView, SequenceSpan};
 use engine_core::operation::{
     Activation, Arithmetic, DownLayout, Ffn, NormKind, OperationKind, OperationList, Rope, RopeScaling,
@@ -12,22 +12,25 @@ use engine_core::{ClusterRange, DType, Result, TensorType};
 use std::collections::BTreeMap;
 
 /// Operations of a submission.
-pub(crate) const OPERATIONS: u64 = 9;
+pub const OPERATIONS: u64 = 9;
 
 const WIDTH: u64 = 64;
 const HEADS: u32 = 4;
 const HEAD_DIM: u32 = 16;
 const NEURONS: u64 = 96;
-const STEPS: [(u32, u32); 3] = [(4, 0), (1, 4), (1, 5)];
+/// Submissions: tokens, and positions before them.
+pub const STEPS: [(u32, u32); 3] = [(4, 0), (1, 4), (1, 5)];
+/// The active neurons; the mask selects the one after them, which a device must not touch all the same.
+const ACTIVE: (u32, u32) = (3, 50);
 
 /// The model, and how far it has come.
-pub(crate) struct TinyModel {
+pub struct TinyModel {
     step: usize,
 }
 
 impl TinyModel {
     /// Before its first submission.
-    pub(crate) fn new() -> TinyModel {
+    pub fn new() -> TinyModel {
         TinyModel { step: 0 }
     }
 }
@@ -35,7 +38,7 @@ impl TinyModel {
 fn list() -> Result<(OperationList, u32)> {
     let mut l = OperationList::new(4);
     let constant = SlotRole::Constant(BufferView { buffer: BufferId(0), offset: 0 });
-    let square = TensorType::matrix(DType::F32, WIDTH, WIDTH)?;
+    let square = TensorType::matrix(DType::Q8_0, WIDTH, WIDTH)?;
     let rows = TensorType::matrix(DType::F32, NEURONS, WIDTH)?;
     let residual = l.per_token("residual", SlotRole::Input, DType::F32, WIDTH)?;
     let scratch = |l: &mut OperationList, name: &str| l.per_token(name, SlotRole::Scratch, DType::F32, WIDTH);
@@ -43,6 +46,7 @@ fn list() -> Result<(OperationList, u32)> {
         (scratch(&mut l, "normed")?, scratch(&mut l, "q")?, scratch(&mut l, "k")?, scratch(&mut l, "v")?);
     let (mixed, joined) = (scratch(&mut l, "mixed")?, scratch(&mut l, "joined")?);
     let output = l.per_token("output", SlotRole::Output, DType::F32, WIDTH)?;
+    let mask = l.per_token("mask", SlotRole::Input, DType::U8, NEURONS)?;
     let norm = l.fixed("norm", constant, TensorType::f32_vector(WIDTH));
     let [wq, wk, wv] = ["wq", "wk", "wv"].map(|name| l.fixed(name, constant, square));
     let [gate, up, down] = ["gate", "up", "down"].map(|name| l.fixed(name, constant, rows));
@@ -78,7 +82,7 @@ fn list() -> Result<(OperationList, u32)> {
         down_layout: DownLayout::NeuronRows,
         function: Activation::Silu,
         up_function: Activation::Identity,
-        selection: Selection::All,
+        selection: Selection::Mask(mask),
         accumulate: false,
     };
     let norm_kind = OperationKind::Norm {
@@ -126,7 +130,7 @@ impl Source for TinyModel {
             list,
             tokens,
             sequences: vec![SequenceSpan { first_token: 0, tokens, past, cache_base: 0 }],
-            ranges: vec![(ffn, vec![ClusterRange::new(3, 50)])],
+            ranges: vec![(ffn, vec![ClusterRange::new(ACTIVE.0, ACTIVE.1)])],
             keys: BTreeMap::from([(cache, "blk.0.cache".to_owned())]),
         }))
     }
@@ -134,7 +138,10 @@ impl Source for TinyModel {
     fn bytes(&mut self, submission: &Submission, slot: SlotId) -> Result<Vec<u8>> {
         let Some(slot) = submission.list.slot(slot) else { return Ok(Vec::new()) };
         let mut rng = Rng::named(self.step as u64 * u64::from(slot.per_token), &slot.name);
-        Ok(if slot.per_token {
+        Ok(if slot.tensor.dtype == DType::U8 {
+            let neurons = slot.tensor.columns as u32;
+            (0..slot.tensor.rows).flat_map(|_| (0..neurons).map(|i| u8::from(i % 2 == 0))).collect()
+        } else if slot.per_token {
             f32_bytes(&numbers(
                 &mut rng,
                 ValueClass::Plain,
