@@ -89,6 +89,7 @@ fn uses(model: &ModelDescription) -> BTreeSet<(Use, DType)> {
         let linear = [&attention.q, &attention.k, &attention.v, &attention.o];
         uses.extend(linear.map(|linear| (Use::Matrix, linear.weight.dtype)));
         uses.extend([&ffn.gate, &ffn.up, ffn.down.linear()].map(|of| (Use::Neurons, of.weight.dtype)));
+        uses.extend(ffn.experts.as_ref().map(|experts| (Use::Matrix, experts.router.weight.dtype)));
         if let Some(predictor) = &ffn.predictor {
             uses.extend([&predictor.fc1, &predictor.fc2].map(|tensor| (Use::Predictor, tensor.dtype)));
         }

@@ -77,7 +77,7 @@ struct Inner {
 
 /// Rows that the head computes at once when scoring: enough to read the head's weights seldom, few enough that a large
 /// vocabulary's logits stay small.
-const SCORE_ROWS: u32 = 16;
+pub(crate) const SCORE_ROWS: u32 = 16;
 
 impl Engine {
     /// Opens the model at `path` and gets it ready.

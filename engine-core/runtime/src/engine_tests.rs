@@ -288,9 +288,24 @@ fn a_failed_submission_leaves_the_sequence_as_it_was() {
     let text = session.decode(3).unwrap_err().to_string();
     assert!(text.contains("device `first`, decoding") && text.contains("as the test wanted"), "{text}");
     assert_eq!(session.tokens(), [1, 2]);
+    assert!(session.logits().is_empty());
     device.log.lock().unwrap().fail_after = None;
     session.decode(3).unwrap();
     assert_eq!(session.tokens(), [1, 2, 3]);
+    // However many batches of the call were through.
+    let fail_after = |count: usize| {
+        let mut log = device.log.lock().unwrap();
+        log.fail_after = Some(log.submissions.len() + count);
+    };
+    fail_after(1);
+    session.prefill(&[0; 20]).unwrap_err();
+    assert_eq!((session.tokens(), session.past()), (&[1, 2, 3][..], 3));
+    fail_after(3);
+    session.score(&[0; 20], &mut |_, _| ()).unwrap_err();
+    assert_eq!(session.tokens(), [1, 2, 3]);
+    device.log.lock().unwrap().fail_after = None;
+    session.prefill(&[0; 20]).unwrap();
+    assert_eq!(session.past(), 23);
 }
 
 #[test]

@@ -27,6 +27,9 @@ mod error;
 mod fakes;
 mod generate;
 mod graph;
+mod held;
+#[cfg(test)]
+mod held_tests;
 mod host_binding;
 mod options;
 mod planning;

@@ -3,13 +3,14 @@
 
 use crate::conversions::Conversions;
 use crate::graph::{GraphOptions, Places, body, head, step};
+use crate::held;
 use crate::options::EngineOptions;
 use crate::profile::{hardware_profile, model_profile, uniform_plan};
 use crate::support::{condensed, denied, distinct};
 use crate::weight::Weight;
 use crate::{Result, RuntimeError, Stack};
+use engine_core::ComputeBackend;
 use engine_core::planner::{Budget, LayerPlan, ModelProfile, Plan, SparsityPolicy};
-use engine_core::{ComputeBackend, Planner};
 use formats::model::Requirement;
 use formats::{Container, GgufFile, ModelDescription};
 use std::collections::BTreeSet;
@@ -50,6 +51,7 @@ const SUPPORTED: &[Requirement] = &[
     Requirement::UngatedFeedForward,
     Requirement::Gelu,
     Requirement::PredictorFromLayerInput,
+    Requirement::Experts,
 ];
 
 /// The model of a file, where it asks for nothing that is not built.
@@ -70,7 +72,7 @@ impl Planned {
         }
         let context = check_options(&model, &mut options)?;
         check_predictors(file, &model, &options)?;
-        let (profile, plan) = plan(file, &model, &stack.compute, &*stack.planner, &options, context)?;
+        let (profile, plan) = plan(file, &model, stack, &options, context)?;
         let at = single_device(&plan, &stack.compute)?;
         let (device, backend) = &stack.compute[at];
         let conversions = Conversions::of(&**backend, &model, options.activations);
@@ -154,6 +156,9 @@ pub(crate) fn check_options(model: &ModelDescription, options: &mut EngineOption
     if context > trained {
         tracing::warn!("context {context} is more than the {trained} that the model was trained for");
     }
+    if let Some(problem) = held::cache_problem(model, context) {
+        return Err(RuntimeError::Option { option: "context", problem });
+    }
     if options.batch == 0 {
         return Err(RuntimeError::Option { option: "batch", problem: "is 0; give at least 1".into() });
     }
@@ -183,11 +188,11 @@ fn check_predictors(file: &GgufFile, model: &ModelDescription, options: &EngineO
 fn plan(
     file: &GgufFile,
     model: &ModelDescription,
-    compute: &[(String, Arc<dyn ComputeBackend>)],
-    planner: &dyn Planner,
+    stack: &Stack,
     options: &EngineOptions,
     context: u32,
 ) -> Result<(ModelProfile, Plan)> {
+    let compute = &stack.compute;
     if compute.is_empty() {
         let problem = "is empty; name at least one device, such as \"cpu\"".into();
         return Err(RuntimeError::Option { option: "devices", problem });
@@ -208,12 +213,15 @@ fn plan(
         conversions,
     };
     let profile = model_profile(file, largest, &body(largest, &Places::nowhere(), options.batch)?);
-    let hardware = hardware_profile(model, compute, options, context)?;
+    let resident = stack.storage.describe().resident.then(|| file.file_len());
+    let hardware = hardware_profile(model, compute, options, context, resident)?;
     let threshold = model.prediction.as_ref().map_or(0.0, |prediction| prediction.threshold);
     let sparsity = options.sparsity.policy(threshold);
     let budget = Budget { slowdown: 0.0, strict: options.strict, sparsity };
-    let plan = planner.plan(&profile, &hardware, &budget).map_err(failed)?;
+    let plan = stack.planner.plan(&profile, &hardware, &budget);
+    let mut plan = plan.map_err(|error| failed(held::with_remedy(error, &profile, context)))?;
     plan.validate(&profile).map_err(failed)?;
+    held::hold(&mut plan, &hardware, sparsity).map_err(failed)?;
     for fallback in &plan.fallbacks {
         tracing::warn!("fallback: {fallback}");
     }

@@ -1,9 +1,11 @@
 //! What the planner is told: the model's sizes, and what each device is and denies.
 
 use crate::conversions::{Conversions, Use};
+use crate::engine::SCORE_ROWS;
 use crate::graph::{Graph, GraphOptions, Places, body, step};
 use crate::options::EngineOptions;
 use crate::support::{condensed, denied, distinct};
+use crate::weight::Weight;
 use crate::{Result, RuntimeError};
 use engine_core::backend::DeviceDescription;
 use engine_core::operation::{OperationKind, Selection, SlotRole};
@@ -13,6 +15,7 @@ use engine_core::planner::{
 use engine_core::{ClusterSet, ComputeBackend};
 use formats::model::{FeedForward, Layer, Linear, OutputHead};
 use formats::{GgufFile, ModelDescription, TensorInfo};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// FNV-1a of 64 bits: names a model or a machine, protects against nothing.
@@ -85,6 +88,16 @@ impl Sizes<'_> {
         gate + self.matrix(Use::Neurons, up) + self.matrix(Use::Neurons, down)
     }
 
+    /// The same, of a mixture only as many experts as a token uses.
+    fn used_neurons(&self, ffn: &FeedForward) -> u64 {
+        let all = self.neurons(ffn);
+        match &ffn.experts {
+            Some(experts) => all / (experts.count.max(1) as u64) * experts.used as u64,
+            None => all,
+        }
+    }
+
+    /// Of a mixture: those of this number in every expert.
     fn neuron(&self, ffn: &FeedForward) -> u64 {
         self.neurons(ffn).div_ceil((ffn.n_ff as u64).max(1))
     }
@@ -99,11 +112,12 @@ impl Sizes<'_> {
             norms.extend([Some(&layer.ffn_norm), layer.ffn_norm_bias.as_ref()]);
         }
         norms.extend([&layer.attn_post_norm, &layer.ffn_post_norm].map(Option::as_ref));
+        let router = ffn.experts.as_ref().map_or(0, |experts| self.linear(Use::Matrix, &experts.router));
         norms.extend([&attention.q_norm, &attention.k_norm].map(Option::as_ref));
         norms.push(ffn.gate.bias.as_ref().filter(|_| ffn.gated));
         norms.extend([ffn.up.bias.as_ref(), ffn.down.linear().bias.as_ref()]);
         let vectors: u64 = norms.into_iter().flatten().map(|tensor| tensor.elements() * 4).sum();
-        vectors + matrices.map(|linear| self.linear(Use::Matrix, linear)).iter().sum::<u64>()
+        vectors + router + matrices.map(|linear| self.linear(Use::Matrix, linear)).iter().sum::<u64>()
     }
 
     fn output_norm(&self) -> u64 {
@@ -128,7 +142,7 @@ impl Sizes<'_> {
     /// the final norm and the head.
     pub(crate) fn per_token(&self) -> u64 {
         let layers = self.model.layers.iter();
-        let layers: u64 = layers.map(|layer| self.attention(layer) + self.neurons(&layer.ffn)).sum();
+        let layers: u64 = layers.map(|layer| self.attention(layer) + self.used_neurons(&layer.ffn)).sum();
         let tables = [Some(&self.model.token_embd), self.model.positions.as_ref().map(|p| &p.tensor)];
         let rows = tables.into_iter().flatten();
         let rows: u64 = rows.map(|table| self.matrix(Use::Table, table) / table.rows().max(1)).sum();
@@ -165,9 +179,20 @@ pub(crate) fn model_profile(file: &GgufFile, options: GraphOptions<'_>, graph: &
         hash: model_hash(file, model),
         embedding_bytes: sizes.embedding(),
         kv_bytes,
-        activation_bytes: of_role(|role| matches!(role, SlotRole::Scratch)) + state.saturating_sub(kv_bytes),
+        activation_bytes: of_role(|role| matches!(role, SlotRole::Scratch))
+            + state.saturating_sub(kv_bytes)
+            + beside_slots(model, graph),
         layers: layers.collect(),
     }
+}
+
+/// What no slot of the list shows: both halves of the widest layer's neurons, which a device keeps for a batch between
+/// its products, and the logits that a session keeps.
+fn beside_slots(model: &ModelDescription, graph: &Graph) -> u64 {
+    let batch = u64::from(graph.list.token_capacity);
+    let widest = model.layers.iter().map(|layer| layer.ffn.n_ff as u64).max().unwrap_or(0);
+    let logits = (model.vocab_size as u64).saturating_mul(u64::from(SCORE_ROWS).min(batch));
+    batch.saturating_mul(widest).saturating_mul(2 * 4).saturating_add(logits.saturating_mul(4))
 }
 
 /// A plan that puts everything on one device, with one sparsity policy: to ask the device what it denies.
@@ -179,7 +204,8 @@ pub(crate) fn uniform_plan(model: &ModelDescription, sparsity: SparsityPolicy) -
     model.layers.iter().map(layer).collect()
 }
 
-/// The profile of all devices for this model.
+/// The profile of all devices for this model. `resident` is the length of its files, where the storage tier keeps them in
+/// memory.
 ///
 /// # Errors
 /// Where no device can run the whole model.
@@ -188,12 +214,15 @@ pub(crate) fn hardware_profile(
     compute: &[(String, Arc<dyn ComputeBackend>)],
     options: &EngineOptions,
     context: u32,
+    resident: Option<u64>,
 ) -> Result<HardwareProfile> {
     let dense = uniform_plan(model, SparsityPolicy::Dense);
     let sparse = match model.layers.iter().all(|layer| layer.ffn.activation.is_sparse()) {
         true => uniform_plan(model, SparsityPolicy::GateFirst),
         false => uniform_plan(model, SparsityPolicy::Threshold { threshold: 0.0 }),
     };
+    let threshold = model.prediction.as_ref().map_or(0.0, |prediction| prediction.threshold);
+    let asked = uniform_plan(model, options.sparsity.policy(threshold).unwrap_or(SparsityPolicy::Dense));
     let nowhere = &Places::nowhere();
     let with = |plan, conversions, description: &DeviceDescription| GraphOptions {
         model,
@@ -215,6 +244,8 @@ pub(crate) fn hardware_profile(
             step(with(&dense, conversions, description), nowhere)?,
             body(with(&dense, conversions, description), nowhere, options.batch)?,
         ];
+        let predicted = step(with(&asked, conversions, description), nowhere).ok();
+        let viewed = &predicted.as_ref().unwrap_or(&graphs[0]).weights;
         let reasons = distinct(graphs.iter().map(|graph| denied(&**backend, &graph.list)));
         let mut sparse_step = step(with(&sparse, conversions, description), nowhere)?;
         sparse_step.list.operations.retain(
@@ -222,7 +253,7 @@ pub(crate) fn hardware_profile(
         );
         devices.push(DeviceProfile {
             name: name.clone(),
-            memory_bytes: if description.memory_bytes == 0 { u64::MAX } else { description.memory_bytes },
+            memory_bytes: memory_bytes(description, resident, viewed),
             bandwidth: 0.0,
             sync_seconds: 0.0,
             unsupported: condensed(&reasons),
@@ -233,6 +264,24 @@ pub(crate) fn hardware_profile(
         return Err(error);
     }
     Ok(HardwareProfile { hash: hash.text(), devices })
+}
+
+/// Bytes that may be used on a device as planners count: they count every weight, the device's limit only what it holds
+/// itself. So the weights that it can view in the tier's memory come on top.
+fn memory_bytes(description: &DeviceDescription, resident: Option<u64>, weights: &[Weight]) -> u64 {
+    let limit = description.memory_bytes;
+    if limit == 0 {
+        return u64::MAX;
+    }
+    let whole = description.max_buffer_bytes; // files are viewed whole
+    let views = resident.is_some_and(|len| description.imports_host_memory && (whole == 0 || len <= whole));
+    if !views {
+        return limit;
+    }
+    let mut known = BTreeSet::new();
+    let viewed = weights.iter().filter(|weight| weight.is_viewable(description.alignment));
+    let viewed = viewed.filter(|weight| known.insert(&weight.name)).map(Weight::byte_len);
+    viewed.fold(limit, u64::saturating_add)
 }
 
 fn none_can(devices: &[DeviceProfile]) -> Option<RuntimeError> {

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A sequence of tokens in the making. Made by [`Engine::session`].
 ///
-/// After an error of a device the ids of the call that failed are not part of the sequence; calling again is allowed.
+/// After an error the ids of the call that failed are not part of the sequence, and no logits are known; calling again is
+/// allowed.
 pub struct Session {
     caches: Vec<DeviceBuffer>,
     residual: DeviceBuffer,
@@ -132,6 +133,21 @@ impl Session {
     /// As [`Session::prefill`].
     pub fn prefill_until(&mut self, ids: &[u32], cancel: &AtomicBool) -> Result<bool> {
         self.check(ids)?;
+        let before = self.history.len();
+        let result = self.prefill_batches(ids, cancel);
+        self.or_forget(before, result)
+    }
+
+    /// After an error the sequence is what it was before the call, however far that came.
+    fn or_forget<T>(&mut self, before: usize, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            self.history.truncate(before);
+            self.logits.clear();
+        }
+        result
+    }
+
+    fn prefill_batches(&mut self, ids: &[u32], cancel: &AtomicBool) -> Result<bool> {
         let engine = self.engine.clone();
         let mut rest = ids;
         while !rest.is_empty() {
@@ -159,7 +175,9 @@ impl Session {
     /// As [`Session::prefill`].
     pub fn decode(&mut self, id: u32) -> Result<&[f32]> {
         self.check(&[id])?;
-        self.step(id)?;
+        let before = self.history.len();
+        let result = self.step(id);
+        self.or_forget(before, result)?;
         Ok(&self.logits)
     }
 
@@ -170,6 +188,12 @@ impl Session {
     /// As [`Session::prefill`].
     pub fn score(&mut self, ids: &[u32], on_logits: &mut dyn FnMut(u32, &[f32])) -> Result<()> {
         self.check(ids)?;
+        let before = self.history.len();
+        let result = self.score_batches(ids, on_logits);
+        self.or_forget(before, result)
+    }
+
+    fn score_batches(&mut self, ids: &[u32], on_logits: &mut dyn FnMut(u32, &[f32])) -> Result<()> {
         let list = self.engine.score_list()?;
         let (batch, rows) = (self.engine.options().batch as usize, u64::from(self.engine.score_rows()));
         for batch in ids.chunks(batch) {
@@ -232,7 +256,7 @@ impl Session {
         let engine = &self.engine;
         let tokens = self.active_tokens - before.active_tokens;
         let share = |(layer, &count): (usize, &u64)| {
-            let neurons = engine.model().layers.get(layer).map_or(1, |layer| layer.ffn.n_ff.max(1));
+            let neurons = engine.model().layers.get(layer).map_or(1, |layer| neurons_per_token(&layer.ffn));
             let earlier = before.active.get(layer).copied().unwrap_or(0);
             (count - earlier) as f64 / (tokens as f64 * neurons as f64)
         };
@@ -374,6 +398,12 @@ fn layers<'a>(list: &'a Prepared, caches: &[DeviceBuffer], tokens: u32, past: u3
         sequences: vec![SequenceSpan { first_token: 0, tokens, past, cache_base: 0 }],
         ranges: ranges.map(|(operation, ranges)| ActiveRanges { operation: *operation, ranges }).collect(),
     }
+}
+
+/// Neurons of a layer that a token could make active.
+fn neurons_per_token(ffn: &formats::model::FeedForward) -> usize {
+    let networks = ffn.experts.as_ref().map_or(1, |experts| experts.used);
+    (ffn.n_ff * networks).max(1)
 }
 
 fn run(engine: &Engine, list: &Prepared, submission: Submission<'_>, doing: &str) -> Result<()> {

@@ -259,6 +259,31 @@ mod tests {
         assert!(trace.submissions().iter().all(|submission| submission.ranges.is_empty()));
     }
 
+    /// Made weights as well as those of the file: norms in BF16, a norm's offset, rows in turns, positions.
+    #[test]
+    fn every_constant_has_its_bytes_whatever_the_architecture() {
+        for name in ["llama", "gemma3", "opt", "falcon-new"] {
+            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+            let file = GgufFile::open(folder).unwrap();
+            let trace = Trace::new(&file, &options(&[1, 2, 3, 4, 5, 6])).unwrap();
+            for submission in trace.submissions() {
+                for (index, slot) in submission.list.slots.iter().enumerate() {
+                    let bytes = trace.bytes(submission, SlotId(index as u32));
+                    match slot.role {
+                        SlotRole::Constant(_) => assert_eq!(bytes.unwrap().len() as u64, slot.tensor.bytes()),
+                        SlotRole::Input => assert_eq!(bytes.unwrap().len() as u32, submission.tokens * 4),
+                        _ => assert!(bytes.is_none()),
+                    }
+                }
+            }
+            if name == "opt" {
+                // Two rows before position 0; four ids are prefilled three at a time.
+                let positions = trace.submissions()[2].positions.as_ref().unwrap();
+                assert_eq!(positions.1, [5]);
+            }
+        }
+    }
+
     #[test]
     fn shares_cover_every_neuron_once() {
         let file = GgufFile::open(story()).unwrap();

@@ -135,6 +135,13 @@ impl Weight {
         }
     }
 
+    /// Whether a device that wants this alignment can view it where the file is in memory, at an address that suits.
+    pub(crate) fn is_viewable(&self, alignment: u64) -> bool {
+        let Some(Stored { runs, dtype, .. }) = self.stored() else { return false };
+        let alignment = alignment.max(address_unit(*dtype)).max(1);
+        matches!(&runs[..], [run] if run.start.is_multiple_of(alignment))
+    }
+
     /// The type it has in the file, where it is converted.
     pub(crate) fn converted_from(&self) -> Option<&Stored> {
         match &self.source {
@@ -196,6 +203,11 @@ impl Weight {
         }
         Ok(quantise_rows(self.shape.dtype, &values, unit as usize, threads)?)
     }
+}
+
+/// Bytes that an address of this type must be a multiple of, whatever the device says.
+pub(crate) fn address_unit(dtype: DType) -> u64 {
+    if dtype.is_quantised() { 1 } else { dtype.block_bytes() }
 }
 
 /// Rows `rows` of the `of` that a tensor has, as runs of bytes, with a name that tells them from others.

@@ -4,7 +4,7 @@
 use crate::graph::Places;
 use crate::host_binding::{self, Submission};
 use crate::resource::{DeviceBuffer, Executable, OpenFile};
-use crate::weight::{Stored, Weight, path_of};
+use crate::weight::{Stored, Weight, address_unit, path_of};
 use crate::{Result, RuntimeError};
 use engine_core::backend::{Bindings, Bound, BufferUse, BufferView};
 use engine_core::error::FOREVER;
@@ -133,7 +133,7 @@ impl<'a> Files<'a> {
         let starts_well = |run: &std::ops::Range<u64>| {
             (file.span.address() as u64)
                 .wrapping_add(run.start)
-                .is_multiple_of(alignment.max(of(stored.dtype)))
+                .is_multiple_of(alignment.max(address_unit(stored.dtype)))
         };
         let reason = if !description.imports_host_memory {
             "the device views no memory of the host".to_owned()
@@ -145,7 +145,7 @@ impl<'a> Files<'a> {
                     None => "the device cannot view this memory".to_owned(),
                     Some(buffer) => return Ok(Some(buffer.at(run.start))),
                 },
-                [_] => format!("no multiple of {} bytes", alignment.max(of(stored.dtype))),
+                [_] => format!("no multiple of {} bytes", alignment.max(address_unit(stored.dtype))),
                 _ => "rows that take turns with others".to_owned(),
             }
         };
@@ -309,11 +309,6 @@ impl<'a> Files<'a> {
 
 /// Bytes of converted weights that wait on the host before they are copied.
 const STAGED: usize = 64 << 20;
-
-/// Bytes that an address of this type must be a multiple of, whatever the device says.
-fn of(dtype: DType) -> u64 {
-    if dtype.is_quantised() { 1 } else { dtype.block_bytes() }
-}
 
 /// A copy of whole rows of a weight from the host, by the byte: these may start anywhere.
 fn copy_bytes(

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::experts::{self, ExpertLayout};
 use super::reader::{Reader, Wanted};
 use super::rope::{self, Rope, RopeStyle};
 use super::{
@@ -29,6 +30,8 @@ pub(super) struct Layout {
     pub(super) post_norms: bool,
     /// Whether attention and feed-forward see the same input.
     pub(super) parallel: bool,
+    /// How experts are used, where files may have them.
+    pub(super) experts: Option<ExpertLayout>,
 }
 
 /// The layout that the others are told apart from.
@@ -41,19 +44,14 @@ pub(super) const LLAMA: Layout = Layout {
     qk_norm: false,
     post_norms: false,
     parallel: false,
+    experts: None,
 };
 
 pub(super) fn read(file: &GgufFile, architecture: &Architecture) -> Result<ModelDescription> {
     let metadata = file.metadata();
     let layout = &architecture.layout;
     let reader = &Reader::new(file, architecture.name);
-    if let Some(experts) = metadata.uint(&reader.key("expert_count"))?.filter(|&count| count > 0) {
-        return Err(FormatError::Unsupported {
-            path: file.path().to_path_buf(),
-            what: format!("a mixture of {experts} experts (`{}`)", reader.key("expert_count")),
-            advice: "models with one feed-forward network per layer are".into(),
-        });
-    }
+    let mixture = experts::mixture(reader, layout)?;
 
     let n_layer = reader.size("block_count")?;
     if n_layer > file.tensors().len() {
@@ -90,7 +88,7 @@ pub(super) fn read(file: &GgufFile, architecture: &Architecture) -> Result<Model
     let activation = activation(reader, layout.activation)?;
     let mut layers = Vec::with_capacity(n_layer);
     for (index, (heads, n_ff)) in heads.iter().zip(n_ff).enumerate() {
-        layers.push(layer::read(reader, index, n_embd, heads, n_ff, (layout, activation))?);
+        layers.push(layer::read(reader, index, n_embd, heads, n_ff, (layout, activation, mixture.as_ref()))?);
     }
     let narrowest = heads.iter().map(|heads| heads.head_dim).min().unwrap_or(0);
     let rope = match layout.rope {

@@ -1,6 +1,7 @@
 //! Reads one layer: its norms, attention and feed-forward network, every shape checked.
 
 use super::decoder::{Heads, Layout};
+use super::experts::{self, Mixture};
 use super::reader::{Reader, Wanted};
 use super::{Activation, Attention, Down, FeedForward, Layer, Predictor};
 use crate::Result;
@@ -11,7 +12,7 @@ pub(super) fn read(
     n_embd: usize,
     heads: &Heads,
     n_ff: usize,
-    (layout, activation): (&Layout, Activation),
+    (layout, activation, mixture): (&Layout, Activation, Option<&Mixture>),
 ) -> Result<Layer> {
     let name = |part: &str| format!("blk.{index}.{part}");
     let embd = n_embd as u64;
@@ -40,7 +41,10 @@ pub(super) fn read(
         attn_post_norm: post_norm("post_attention_norm")?,
         ffn_norm,
         ffn_norm_bias,
-        ffn: feed_forward(reader, index, (embd, n_ff), layout, activation)?,
+        ffn: match mixture {
+            Some(mixture) => experts::feed_forward(reader, index, (embd, n_ff), activation, mixture)?,
+            None => feed_forward(reader, index, (embd, n_ff), layout, activation)?,
+        },
         ffn_post_norm: post_norm("post_ffw_norm")?,
         parallel: layout.parallel,
         window: None,
@@ -123,7 +127,7 @@ fn feed_forward(
         false => up.clone(),
     };
     let predictor = predictor(reader, index, embd, ff)?;
-    Ok(FeedForward { n_ff, activation, gated: layout.gated, gate, up, down, predictor })
+    Ok(FeedForward { n_ff, activation, gated: layout.gated, gate, up, down, predictor, experts: None })
 }
 
 fn predictor(reader: &Reader<'_>, index: usize, embd: u64, ff: u64) -> Result<Option<Predictor>> {

@@ -5,6 +5,7 @@
 
 mod bamboo;
 mod decoder;
+mod experts;
 mod falcon;
 mod gemma3;
 mod layer;
@@ -13,9 +14,11 @@ mod mistral;
 mod opt;
 mod qwen2;
 mod qwen3;
+mod qwen3moe;
 mod reader;
 mod requirement;
 mod rope;
+mod smallthinker;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -25,6 +28,7 @@ use crate::{FormatError, Result};
 use decoder::Layout;
 use reader::Reader;
 
+pub use experts::{Experts, Gating, RouterInput};
 pub use requirement::Requirement;
 pub use rope::{Rope, RopeScaling, RopeStyle};
 
@@ -44,6 +48,8 @@ const ARCHITECTURES: &[Architecture] = &[
     mistral::ARCHITECTURE,
     qwen2::ARCHITECTURE,
     qwen3::ARCHITECTURE,
+    qwen3moe::ARCHITECTURE,
+    smallthinker::ARCHITECTURE,
     gemma3::ARCHITECTURE,
     opt::ARCHITECTURE,
     falcon::ARCHITECTURE,
@@ -236,6 +242,8 @@ pub struct FeedForward {
     pub down: Down,
     /// What guesses the active neurons.
     pub predictor: Option<Predictor>,
+    /// Where the layer has several networks.
+    pub experts: Option<Experts>,
 }
 
 /// The last matrix of a feed-forward network, stored in one of two ways.
@@ -376,6 +384,13 @@ impl ModelDescription {
                 advice: format!("accepted: {}", accepted.join(", ")),
             });
         };
+        if let Some(tensor) = file.must_be_converted() {
+            return Err(FormatError::Unsupported {
+                path: file.path().to_path_buf(),
+                what: format!("running architecture `{name}` as it is in safetensors (`{tensor}`)"),
+                advice: "`thermocline convert` makes a GGUF file of it that can be run".into(),
+            });
+        }
         decoder::read(file, architecture)
     }
 

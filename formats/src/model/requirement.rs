@@ -47,6 +47,8 @@ pub enum Requirement {
     Gelu,
     /// [`PredictorInput::LayerInput`].
     PredictorFromLayerInput,
+    /// [`FeedForward::experts`](super::FeedForward::experts).
+    Experts,
 }
 
 impl fmt::Display for Requirement {
@@ -70,6 +72,7 @@ impl fmt::Display for Requirement {
             Requirement::UngatedFeedForward => "a feed-forward network without a gate",
             Requirement::Gelu => "GELU",
             Requirement::PredictorFromLayerInput => "predictors that see the layer's input",
+            Requirement::Experts => "a mixture of experts",
         })
     }
 }
@@ -107,6 +110,7 @@ impl ModelDescription {
                 self.prediction.as_ref().is_some_and(|p| p.input == PredictorInput::LayerInput),
                 Requirement::PredictorFromLayerInput,
             ),
+            (layers().any(|layer| layer.ffn.experts.is_some()), Requirement::Experts),
         ];
         found.into_iter().filter(|(needed, _)| *needed).map(|(_, requirement)| requirement).collect()
     }

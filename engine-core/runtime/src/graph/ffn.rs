@@ -1,6 +1,7 @@
 //! The feed-forward part of a layer: one operation per share of the plan, with the share's sparsity policy.
 
 use super::builder::Builder;
+use super::experts::{self, Routed};
 use super::layer::add_normed;
 use crate::Result;
 use crate::conversions::Use;
@@ -47,6 +48,7 @@ pub(super) fn emit(
     index: usize,
     (input, residual): (SlotId, SlotId),
     mask: Option<SlotId>,
+    routed: Option<Routed>,
 ) -> Result<()> {
     let model = builder.options.model;
     let layer = &model.layers[index];
@@ -55,6 +57,11 @@ pub(super) fn emit(
     let mut accumulate = layer.ffn_post_norm.is_none();
     let output = if accumulate { residual } else { builder.scratch("branch", model.n_embd as u64)? };
 
+    if let Some(routed) = routed {
+        let shares = shares(builder, index)?;
+        experts::emit(builder, index, (input, output), routed, shares, accumulate)?;
+        return post_norm(builder, index, (output, residual));
+    }
     let all = ClusterSet::all(u32::try_from(layer.ffn.n_ff).unwrap_or(u32::MAX));
     for share in shares(builder, index)?.iter().filter(|share| !share.clusters.is_empty()) {
         let selection = sparse_selection(builder, share.sparsity, mask)?;

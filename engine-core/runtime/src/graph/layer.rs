@@ -2,11 +2,11 @@
 //! description has them.
 
 use super::builder::Builder;
-use super::{ffn, rope};
+use super::{experts, ffn, rope};
 use crate::{Result, RuntimeError};
 use engine_core::operation::{OperationKind, SlotId, SlotRole};
 use engine_core::{DType, TensorType};
-use formats::model::PredictorInput;
+use formats::model::{PredictorInput, RouterInput};
 use formats::{ModelDescription, TensorInfo};
 
 pub(super) fn emit(builder: &mut Builder<'_>, index: usize, residual: SlotId) -> Result<()> {
@@ -18,6 +18,8 @@ pub(super) fn emit(builder: &mut Builder<'_>, index: usize, residual: SlotId) ->
     // A predictor is given a residual, so it runs before anything is added to that.
     let sees_input = model.prediction.as_ref().is_some_and(|p| p.input == PredictorInput::LayerInput);
     let early = if sees_input { ffn::predict(builder, index, residual)? } else { None };
+
+    let routed = experts::route(builder, index, RouterInput::LayerInput, residual)?;
 
     let normed = builder.scratch("normed", model.n_embd as u64)?;
     builder.norm(label("attn_norm"), attn_norm, (residual, normed))?;
@@ -31,7 +33,11 @@ pub(super) fn emit(builder: &mut Builder<'_>, index: usize, residual: SlotId) ->
     if !layer.parallel {
         builder.norm(label("ffn_norm"), ffn_norm, (residual, ffn_input))?;
     }
-    ffn::emit(builder, index, (ffn_input, residual), mask)
+    let routed = match routed {
+        None => experts::route(builder, index, RouterInput::Normed, ffn_input)?,
+        early => early,
+    };
+    ffn::emit(builder, index, (ffn_input, residual), mask, routed)
 }
 
 /// Adds `branch` to the residual behind a norm of its own.

@@ -4,6 +4,7 @@
 //! ([`body`], prefill), and final norm and head on rows that a body left ([`head`]).
 
 mod builder;
+mod experts;
 mod ffn;
 mod layer;
 mod rope;

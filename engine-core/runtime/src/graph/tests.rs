@@ -130,6 +130,87 @@ fn the_predictor_sees_the_residual_before_the_norm() {
 }
 
 #[test]
+fn the_predictor_may_see_the_layers_input() {
+    let mut model = model();
+    model.prediction.as_mut().unwrap().input = formats::model::PredictorInput::LayerInput;
+    let plan = uniform_plan(&model, SparsityPolicy::Predictor { threshold: 0.25 });
+    let graph = body(options(&model, &plan), &Places::nowhere(), 4).unwrap();
+    let operations = &graph.list.operations;
+    let at = operations.iter().position(|o| o.label == "blk.3.predict").unwrap();
+    let OperationKind::Predict { input, mask, .. } = operations[at].kind else { panic!() };
+    assert_eq!(Some(input), graph.residual);
+    assert_eq!(operations[at - 1].label, "blk.2.ffn");
+    assert_eq!(operations[at + 1].label, "blk.3.attn_norm");
+    assert_eq!(ffns(&graph)[3].selection, Selection::Mask(mask));
+}
+
+fn layer_labels(model: &ModelDescription) -> Vec<String> {
+    let plan = uniform_plan(model, SparsityPolicy::Dense);
+    let graph = step(options(model, &plan), &Places::nowhere()).unwrap();
+    let labels = graph.list.operations.iter().filter_map(|operation| operation.label.strip_prefix("blk.2."));
+    labels.map(str::to_owned).collect()
+}
+
+#[test]
+fn parallel_halves_see_the_same_residual() {
+    let mut model = model();
+    model.layers[2].parallel = true;
+    let labels = layer_labels(&model);
+    assert_eq!(labels[..3], ["attn_norm", "ffn_norm", "attn_q"], "before attention adds to the residual");
+    assert_eq!(labels[labels.len() - 2..], ["attn_output", "ffn"]);
+    model.layers[2].ffn_norm = model.layers[2].attn_norm.clone();
+    assert_eq!(layer_labels(&model)[..2], ["attn_norm", "attn_q"], "one norm is computed once");
+}
+
+#[test]
+fn norms_behind_a_branch_come_before_the_residual() {
+    let mut model = model();
+    let norm = model.output_norm.clone();
+    (model.layers[2].attn_post_norm, model.layers[2].ffn_post_norm) = (Some(norm.clone()), Some(norm));
+    let labels = layer_labels(&model);
+    let wanted = [
+        "attention",
+        "attn_output",
+        "post_attention_norm",
+        "post_attention_norm.add",
+        "ffn_norm",
+        "ffn",
+        "post_ffw_norm",
+        "post_ffw_norm.add",
+    ];
+    assert_eq!(labels[labels.len() - wanted.len()..], wanted);
+    // Two shares: the first writes the branch, the second adds to it.
+    let mut plan = uniform_plan(&model, SparsityPolicy::Dense);
+    let hot = ClusterSet::from_ranges(vec![ClusterRange::new(0, 256)]).unwrap();
+    let share = |clusters| FfnShare { device: 0, clusters, sparsity: SparsityPolicy::Dense };
+    plan[2].ffn = vec![share(hot.complement(1024)), share(hot)];
+    let graph = step(options(&model, &plan), &Places::nowhere()).unwrap();
+    let accumulate: Vec<bool> = ffns(&graph)[2..4].iter().map(|ffn| ffn.accumulate).collect();
+    assert_eq!(accumulate, [false, true]);
+}
+
+#[test]
+fn learned_positions_are_bound_and_bounded() {
+    let file = |name: &str| {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        ModelDescription::describe(&GgufFile::open(folder).unwrap()).unwrap()
+    };
+    let model = file("opt");
+    let plan = uniform_plan(&model, SparsityPolicy::Dense);
+    let graph = body(options(&model, &plan), &Places::nowhere(), 4).unwrap();
+    let labels: Vec<&str> = graph.list.operations.iter().map(|operation| operation.label.as_str()).collect();
+    let wanted = ["ids", "token_embd", "positions", "position_embd", "position_embd.add", "blk.0.attn_norm"];
+    assert_eq!(labels[..6], wanted);
+    assert!(graph.positions.is_some() && !labels.iter().any(|label| label.contains("rope")));
+    let refused = |context| {
+        let mut options = crate::EngineOptions { context, ..crate::EngineOptions::default() };
+        crate::planning::check_options(&model, &mut options).map_err(|error| error.to_string())
+    };
+    assert_eq!((refused(0), refused(64)), (Ok(64), Ok(64)));
+    assert!(refused(65).unwrap_err().contains("learned 64 positions"));
+}
+
+#[test]
 fn shares_of_one_device_cover_their_ranges() {
     let model = model();
     let mut plan = uniform_plan(&model, SparsityPolicy::Dense);

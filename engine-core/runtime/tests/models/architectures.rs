@@ -9,12 +9,14 @@ use formats::quantise::{dequantise, quantise};
 use libtest_mimic::{Failed, Trial};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 
-/// The fixtures that are run as they are; `opt` learned 64 positions.
-const FIXTURES: [(&str, u32); 9] = [
+/// The fixtures that are run as they are, with the most positions; `opt` learned 64.
+const FIXTURES: [(&str, u32); 10] = [
     ("llama", 128),
     ("mistral", 128),
     ("qwen2", 128),
+    ("qwen2-yarn", 128),
     ("qwen3", 128),
     ("gemma3", 128),
     ("opt", 64),
@@ -24,9 +26,9 @@ const FIXTURES: [(&str, u32); 9] = [
 ];
 
 /// Relative L2 of the logits: the KV cache is f16, and the library's sums are f32.
-const LIMIT: f64 = 1e-3;
+pub(crate) const LIMIT: f64 = 1e-3;
 /// With weights rounded to f16.
-const LIMIT_F16: f64 = 1e-2;
+pub(crate) const LIMIT_F16: f64 = 1e-2;
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
@@ -49,17 +51,42 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
-fn folder(name: &str) -> PathBuf {
+pub(crate) fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
+/// The file of a fixture with its weights: its own, or those of the fixture that it is a variant of.
+fn weights(name: &str) -> PathBuf {
+    const FILE: &str = "model.safetensors";
+    let own = folder(name).join(FILE);
+    match name.split_once('-') {
+        Some((base, _)) if !own.is_file() => folder(base).join(FILE),
+        _ => own,
+    }
+}
+
+/// A folder with the model of a fixture; `tensors` writes its weights.
+fn model_with(name: &str, tensors: impl FnOnce(&Path) -> Outcome) -> Result<TempDir, Failed> {
+    let target = tempfile::tempdir()?;
+    std::fs::copy(folder(name).join("config.json"), target.path().join("config.json"))?;
+    tensors(target.path())?;
+    Ok(target)
+}
+
+fn model(name: &str) -> Result<TempDir, Failed> {
+    model_with(name, |target| {
+        std::fs::copy(weights(name), target.join("model.safetensors"))?;
+        Ok(())
+    })
+}
+
 /// Ids, and the logits after each.
-struct Reference {
-    ids: Vec<u32>,
+pub(crate) struct Reference {
+    pub(crate) ids: Vec<u32>,
     logits: Vec<Vec<f64>>,
 }
 
-fn reference(name: &str) -> Result<Reference, Failed> {
+pub(crate) fn reference(name: &str) -> Result<Reference, Failed> {
     let text = std::fs::read_to_string(folder(name).join("reference.json"))?;
     let value: Value = serde_json::from_str(&text)?;
     let numbers = |value: &Value| -> Result<Vec<f64>, Failed> {
@@ -71,14 +98,14 @@ fn reference(name: &str) -> Result<Reference, Failed> {
     Ok(Reference { ids, logits: logits.iter().map(numbers).collect::<Result<_, _>>()? })
 }
 
-fn scored(engine: &Engine, ids: &[u32]) -> Result<Vec<Vec<f32>>, Failed> {
+pub(crate) fn scored(engine: &Engine, ids: &[u32]) -> Result<Vec<Vec<f32>>, Failed> {
     let mut found = Vec::new();
     engine.session()?.score(ids, &mut |_, logits| found.push(logits.to_vec()))?;
     Ok(found)
 }
 
 /// Relative L2 over all positions, and of the worst one.
-fn distances(found: &[Vec<f32>], wanted: &[Vec<f64>]) -> (f64, f64) {
+pub(crate) fn distances(found: &[Vec<f32>], wanted: &[Vec<f64>]) -> (f64, f64) {
     let of = |rows: &mut dyn Iterator<Item = (&Vec<f32>, &Vec<f64>)>| {
         let (mut difference, mut size) = (0.0, 0.0);
         for (a, b) in rows.flat_map(|(found, wanted)| found.iter().zip(wanted)) {
@@ -92,7 +119,7 @@ fn distances(found: &[Vec<f32>], wanted: &[Vec<f64>]) -> (f64, f64) {
     (all, worst)
 }
 
-fn follows(setup: Setup, model: &Path, name: &str, limit: f64) -> Outcome {
+pub(crate) fn follows(setup: Setup, model: &Path, name: &str, limit: f64) -> Outcome {
     let wanted = reference(name)?;
     let found = scored(&setup.load(model)?, &wanted.ids)?;
     let same_shape = found.len() == wanted.logits.len()
@@ -107,12 +134,13 @@ fn follows(setup: Setup, model: &Path, name: &str, limit: f64) -> Outcome {
 }
 
 fn as_stored(setup: Setup, name: &str) -> Outcome {
-    follows(setup, &folder(name), name, LIMIT)
+    follows(setup, model(name)?.path(), name, LIMIT)
 }
 
 /// The model as one GGUF file, matrices (not vectors) in another type.
 fn rewritten(name: &str, path: &Path, dtype: DType) -> Outcome {
-    let file = GgufFile::open(folder(name))?;
+    let folder = model(name)?;
+    let file = GgufFile::open(folder.path())?;
     let mut writer = GgufWriter::copy_of(&file);
     for tensor in file.tensors().iter().filter(|tensor| tensor.dims.len() > 1) {
         let mut values = vec![0f32; usize::try_from(tensor.elements())?];
@@ -133,16 +161,17 @@ fn f16(setup: Setup, name: &str) -> Outcome {
 /// Threads, batches and the storage tier change no bit; one id at a time gives the same logits as all at once.
 fn ways_agree(setup: Setup, name: &str) -> Outcome {
     let ids = reference(name)?.ids;
-    let wanted = scored(&setup.load(&folder(name))?, &ids)?;
+    let model = model(name)?;
+    let wanted = scored(&setup.load(model.path())?, &ids)?;
     let others = [
         ("1 thread", Setup { threads: 1, ..setup }),
         ("batches of 5", Setup { batch: 5, ..setup }),
         ("tier ram", Setup { tier: "ram", ..setup }),
     ];
     for (what, setup) in others {
-        ensure(scored(&setup.load(&folder(name))?, &ids)? == wanted, || format!("{what} changes logits"))?;
+        ensure(scored(&setup.load(model.path())?, &ids)? == wanted, || format!("{what} changes logits"))?;
     }
-    let mut session = setup.load(&folder(name))?.session()?;
+    let mut session = setup.load(model.path())?.session()?;
     for (id, wanted) in ids.iter().zip(&wanted) {
         ensure(session.decode(*id)? == wanted, || {
             format!("decoding differs at position {}", session.past())
@@ -155,7 +184,7 @@ fn ways_agree(setup: Setup, name: &str) -> Outcome {
 type Tensors = Vec<(String, Value, Vec<u8>)>;
 
 fn tensors(name: &str) -> Result<Tensors, Failed> {
-    let bytes = std::fs::read(folder(name).join("model.safetensors"))?;
+    let bytes = std::fs::read(weights(name))?;
     let (length, rest) = bytes.split_first_chunk::<8>().ok_or("no safetensors file")?;
     let (header, data) = rest.split_at(usize::try_from(u64::from_le_bytes(*length))?);
     let header: serde_json::Map<String, Value> = serde_json::from_slice(header)?;
@@ -186,17 +215,18 @@ fn write_safetensors(path: &Path, tensors: &[(String, Value, Vec<u8>)], odd: usi
 
 /// The folder again with a model in shards: the logits are the same to the last bit.
 fn in_parts(setup: Setup, name: &str) -> Outcome {
-    let target = tempfile::tempdir()?;
-    std::fs::copy(folder(name).join("config.json"), target.path().join("config.json"))?;
-    let all = tensors(name)?;
-    let mut places = serde_json::Map::new();
-    for (number, part) in all.chunks(all.len().div_ceil(3)).enumerate() {
-        let file = format!("model-{:05}-of-00003.safetensors", number + 1);
-        write_safetensors(&target.path().join(&file), part, 0)?;
-        places.extend(part.iter().map(|(tensor, ..)| (tensor.clone(), Value::from(file.clone()))));
-    }
-    let index = serde_json::json!({ "weight_map": places }).to_string();
-    std::fs::write(target.path().join("model.safetensors.index.json"), index)?;
+    let target = model_with(name, |target| {
+        let all = tensors(name)?;
+        let mut places = serde_json::Map::new();
+        for (number, part) in all.chunks(all.len().div_ceil(3)).enumerate() {
+            let file = format!("model-{:05}-of-00003.safetensors", number + 1);
+            write_safetensors(&target.join(&file), part, 0)?;
+            places.extend(part.iter().map(|(tensor, ..)| (tensor.clone(), Value::from(file.clone()))));
+        }
+        let index = serde_json::json!({ "weight_map": places }).to_string();
+        std::fs::write(target.join("model.safetensors.index.json"), index)?;
+        Ok(())
+    })?;
     same_bits(setup, name, target.path())?;
 
     // And the GGUF file of it in two parts, as gguf-split makes them.
@@ -219,18 +249,18 @@ fn in_parts(setup: Setup, name: &str) -> Outcome {
 
 fn same_bits(setup: Setup, name: &str, model: &Path) -> Outcome {
     let ids = reference(name)?.ids;
-    let wanted = scored(&setup.load(&folder(name))?, &ids)?;
+    let wanted = scored(&setup.load(self::model(name)?.path())?, &ids)?;
     let found = scored(&setup.load(model)?, &ids)?;
     ensure(found == wanted, || format!("{} gives other logits", model.display()))
 }
 
 /// Data at odd addresses, which no kernel reads: everything is copied, and counted as memory of the device.
 fn odd_addresses(setup: Setup, name: &str) -> Outcome {
-    let target = tempfile::tempdir()?;
-    std::fs::copy(folder(name).join("config.json"), target.path().join("config.json"))?;
-    write_safetensors(&target.path().join("model.safetensors"), &tensors(name)?, 1)?;
+    let target =
+        model_with(name, |target| write_safetensors(&target.join("model.safetensors"), &tensors(name)?, 1))?;
     same_bits(setup, name, target.path())?;
-    let (odd, even) = (setup.load(target.path())?, setup.load(&folder(name))?);
+    let plain = model(name)?;
+    let (odd, even) = (setup.load(target.path())?, setup.load(plain.path())?);
     let allocated = |engine: &Engine| {
         let counters = engine.backend().counters();
         counters.iter().find(|counter| counter.name == "bytes_allocated").map_or(0, |counter| counter.value)

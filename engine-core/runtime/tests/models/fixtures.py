@@ -4,9 +4,10 @@ usage: python3 fixtures.py [NAME ...]     (torch, transformers, safetensors, tok
                                            tests/fixtures/VERSIONS)
 
 A folder holds config.json, model.safetensors, tokenizer.json and reference.json: `ids`, and under `logits` a list of
-`vocabulary` numbers for each of them, from the library's own model in f32. Weights, biases and norms are random, with a
-seed made from the name. Before a folder is written, each of its `matters` (a change of the configuration that an engine
-could make by forgetting something) must move the logits by more than `MOVES`: a fixture proves nothing otherwise.
+`vocabulary` numbers for each of them, from the library's own model in f32. A folder without weights has those of the
+fixture that `weights` names below. Weights, biases and norms are random, with a seed made from the name. Before a folder
+is written, each of its `matters` (a change of the configuration that an engine could make by forgetting something) must
+move the logits by more than `MOVES`: a fixture proves nothing otherwise.
 """
 import copy
 import json
@@ -77,6 +78,14 @@ FIXTURES = {
                      tie_word_embeddings=True, rope_theta=1000000.0),
         matters=[dict(rope_theta=10000.0)],
         biases=["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    ),
+    # The weights of `qwen2`: only configuration and logits are its own.
+    "qwen2-yarn": dict(
+        weights="qwen2",
+        config=model("qwen2", "Qwen2ForCausalLM", LLAMA, use_sliding_window=False, sliding_window=4,
+                     tie_word_embeddings=True, rope_theta=1000.0,
+                     rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)),
+        matters=[dict(rope_scaling=None), dict(rope_scaling=dict(rope_type="linear", factor=4.0))],
     ),
     "qwen3": dict(
         config=model("qwen3", "Qwen3ForCausalLM", LLAMA, head_dim=32, use_sliding_window=False, sliding_window=None,
@@ -271,7 +280,7 @@ def reload(folder, fixture):
 def make(name):
     fixture = FIXTURES[name]
     dtype = fixture.get("dtype", torch.bfloat16)
-    seed = zlib.crc32(name.encode())
+    seed = zlib.crc32(fixture.get("weights", name).encode())
     net = build(fixture["config"], fixture)
     randomise(net, seed, dtype, name.startswith("gemma"))
     wanted = logits(net)
@@ -286,8 +295,12 @@ def make(name):
     config["torch_dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     save_file(stored(net, dtype), folder / "model.safetensors", {"format": "pt"})
+    assert (folder / "model.safetensors").stat().st_size < 400 << 10, f"{name}: larger than a fixture should be"
     tokenizer().save(str(folder / "tokenizer.json"), pretty=False)
     assert distance(logits(reload(folder, fixture)), wanted) < 1e-6, f"{name}: reads back as another model"
+    if "weights" in fixture:
+        (folder / "model.safetensors").unlink()
+        (folder / "tokenizer.json").unlink()
     rows = ",\n".join("[" + ",".join(f"{value:.6g}" for value in row) + "]" for row in wanted.tolist())
     reference = f'{{"ids": {json.dumps(IDS)},\n"vocabulary": {VOCABULARY},\n"logits": [\n{rows}\n]}}\n'
     json.loads(reference)
@@ -295,7 +308,6 @@ def make(name):
     for file in folder.iterdir():
         file.chmod(0o644)
     size = sum(file.stat().st_size for file in folder.iterdir())
-    assert (folder / "model.safetensors").stat().st_size < 400 << 10, f"{name}: larger than a fixture should be"
     print(f"  {size >> 10} KiB")
 
 

@@ -5,6 +5,7 @@
 
 mod answers;
 mod architectures;
+mod experts;
 mod reference;
 mod stack;
 mod synthetic;
@@ -20,5 +21,6 @@ fn main() -> std::process::ExitCode {
     trials.extend(traps::trials());
     trials.extend(synthetic::trials());
     trials.extend(architectures::trials());
+    trials.extend(experts::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
 }
