@@ -15,7 +15,8 @@ use engine_core::{ComputeBackend, Error, HandleKind, HostSpan, Reached, Result};
 
 use crate::compile::compile;
 use crate::kernels::Kernels;
-use crate::memory::{Budget, Buffers};
+use crate::memory::{Budget, Buffers, Reservation};
+use crate::own;
 use crate::pool::Pool;
 use crate::program::{Program, Submission};
 use crate::timeline::Timeline;
@@ -36,13 +37,19 @@ struct Task {
     waits: Vec<TimelineValue>,
 }
 
+/// A prepared list, and what its threads may come to hold for it.
+struct Executable {
+    program: Arc<Program>,
+    _own: Reservation,
+}
+
 /// The device.
 pub(crate) struct CpuBackend {
     description: DeviceDescription,
     threads: usize,
     budget: Arc<Budget>,
     buffers: Buffers,
-    executables: Mutex<HashMap<u64, Arc<Program>>>,
+    executables: Mutex<HashMap<u64, Executable>>,
     next_executable: AtomicU64,
     timeline: Arc<Timeline>,
     executed: Arc<AtomicU64>,
@@ -142,9 +149,12 @@ impl ComputeBackend for CpuBackend {
     }
 
     fn prepare(&self, list: &OperationList) -> Result<ExecutableId> {
-        let program = Program::new(list, &self.buffers, &self.budget, self.threads)?;
+        let program = Program::new(list, &self.buffers, &self.budget, self.threads)?; // which checks the list
+        let own = own::bytes_per_thread(list).saturating_mul(self.threads as u64);
+        let own = self.budget.reserve(own, "what the threads keep for an executable")?;
+        let executable = Executable { program: Arc::new(program), _own: own };
         let id = self.next_executable.fetch_add(1, Relaxed);
-        self.executables.lock().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::new(program));
+        self.executables.lock().unwrap_or_else(PoisonError::into_inner).insert(id, executable);
         Ok(ExecutableId(id))
     }
 
@@ -165,7 +175,7 @@ impl ComputeBackend for CpuBackend {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .get(&executable.0)
-            .cloned()
+            .map(|executable| executable.program.clone())
             .ok_or(Error::unknown(HandleKind::Executable, executable.0))?;
         for wait in waits {
             self.timeline.check(*wait)?;

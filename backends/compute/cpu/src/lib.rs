@@ -4,6 +4,7 @@
 //! module    who we are, options                     kernels/  arithmetic, generic over a vector, once per tier
 //! backend   handles, queue thread                   run/      what each thread does for each operation
 //! program   an executable: compile, schedule, memory         pool, threads   who computes, and where
+//! own       what each thread may come to hold
 //! ```
 
 mod backend;
@@ -11,6 +12,7 @@ mod compile;
 mod kernels;
 mod memory;
 mod module;
+mod own;
 mod pool;
 mod program;
 mod run;

@@ -20,7 +20,8 @@ engine_core::options! {
         features: String = "auto".into();
         /// Whether each thread is pinned to a processor of the affinity mask.
         pin: bool = true;
-        /// Bytes that buffers and scratch memory may take; 0 means the memory of the machine. Imported weights do not count.
+        /// Bytes that buffers and scratch memory may take; 0 means the memory of the machine, or that of the control
+        /// group where it has less. Imported weights do not count.
         memory_limit: u64 = 0;
     }
 }
@@ -64,7 +65,7 @@ fn setup(options: &OptionTable) -> Result<Setup> {
     let (kernels, kernels_reason) = kernels::select(wanted.as_deref())?;
     let choice = threads::choose(options.threads as usize, &threads::affinity(), &Roots::default());
     let memory_bytes = if options.memory_limit == 0 { total_memory() } else { options.memory_limit };
-    // More than the machine has is refused at once, not by the system's killer once the pages are touched.
+    // More than there is is refused at once, not by the system's killer once the pages are touched.
     let memory_limit = if memory_bytes == 0 { u64::MAX } else { memory_bytes };
     let description = DeviceDescription {
         name: "cpu".into(),
@@ -87,13 +88,14 @@ fn setup(options: &OptionTable) -> Result<Setup> {
     })
 }
 
-/// The system's memory in bytes, 0 where it is not known.
+/// The memory in bytes that this process can have, 0 where it is not known.
 fn total_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib = text
         .lines()
         .find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse().ok());
-    kib.map_or(0, |kib: u64| kib.saturating_mul(1024))
+    let machine = kib.map(|kib: u64| kib.saturating_mul(1024));
+    machine.into_iter().chain(threads::memory_limit(&Roots::default())).min().unwrap_or(0)
 }
 
 /// The processor's own name, where the system tells it.
