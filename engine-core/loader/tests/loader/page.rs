@@ -20,10 +20,15 @@ fn the_c_example_is_a_plugin() {
     let catalogue = catalogue(&[&library]);
     let mut policy = catalogue.open_cache("all", &options("")).unwrap();
     assert_eq!(catalogue.entries()[0].door, Some(Door::CSymbol));
-    assert!(policy.configure(&[]).unwrap_err().to_string().contains("wanted one region"));
-    policy.configure(&[Region { unit_bytes: 4, budget_bytes: 9 }]).unwrap();
-    let miss = |cluster| Miss { unit: Unit { region: 0, layer: 0, cluster }, deadline: 0 };
-    let decision = policy.step(0, &[], &[miss(3), miss(1), miss(2)], &[]).unwrap();
-    assert_eq!(decision.admit, [miss(3).unit, miss(1).unit]);
+    let region = |budget_bytes| Region { unit_bytes: 4, budget_bytes };
+    assert!(policy.configure(&[region(9), region(3)]).unwrap_err().to_string().contains("cannot hold a unit"));
+    // As the host does for a model whose layers differ in type.
+    policy.configure(&[region(9), region(4)]).unwrap();
+    let miss = |region, cluster| Miss { unit: Unit { region, layer: 0, cluster }, deadline: 0 };
+    let misses = [miss(0, 3), miss(1, 7), miss(0, 1), miss(0, 2), miss(1, 8)];
+    let decision = policy.step(0, &[], &misses, &[]).unwrap();
+    assert_eq!(decision.admit, [miss(0, 3).unit, miss(1, 7).unit, miss(0, 1).unit]);
     assert!(decision.evict.is_empty());
+    let error = policy.step(0, &[], &[miss(2, 0)], &[]).unwrap_err().to_string();
+    assert!(error.contains("not configured"), "{error}");
 }
