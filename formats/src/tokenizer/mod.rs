@@ -2,21 +2,28 @@
 //!
 //! Byte-level BPE (`tokenizer.ggml.model` = `gpt2`): the text is cut at special tokens, each stretch into pieces by the
 //! pre-tokenizer, each piece merged by the learned rules. Time is linear in the text but for the logarithm of the
-//! longest piece; nothing recurses. SentencePiece (`llama`, which Gemma's files name, too): the same stretches are
-//! joined by the tokens' scores, with a space put before the first where the file says so.
+//! longest piece; nothing recurses. SentencePiece (`llama`, which Gemma's files name, too, and `t5` for its unigram
+//! model): the same stretches are joined, or cut, by the tokens' scores, with a space put before the first where the
+//! file says so. What a `tokenizer.json` says beyond that (normal forms, where the space is put) is kept in keys of our
+//! own, `thermocline.tokenizer.*`, so that a converted file tokenizes as its source does.
 //!
 //! Rules where programs differ: a file without `tokenizer.ggml.pre` gets `default` and a notice; user-defined tokens
 //! are matched in any text, control tokens only where asked for; of several special tokens at one place the longest
 //! wins; a text that starts with BOS gets another one where it is asked for (callers see it by
-//! [`Tokenizer::starts_with_bos`]).
+//! [`Tokenizer::starts_with_bos`]). Equality with other programs, and where it ends: `docs/tokenizers.md`.
 
 mod bpe;
 mod byte_alphabet;
+mod charsmap;
+mod normalise;
 mod pieces;
 mod pre;
+pub(crate) mod read;
 mod special;
 mod split;
 mod stream;
+mod trie;
+mod unigram;
 mod vocabulary;
 
 use std::collections::HashMap;
@@ -24,13 +31,13 @@ use std::collections::HashMap;
 pub use stream::StreamDecoder;
 pub use vocabulary::{SpecialIds, TokenKind};
 
-use crate::gguf::GgufFile;
-use crate::{FormatError, Result};
 use bpe::Merges;
+use normalise::Normaliser;
 use pieces::Pieces;
 use pre::PreTokenizer;
 use special::{Fragment, SpecialTokens};
-use vocabulary::{Spelling, Vocabulary};
+use unigram::Unigram;
+use vocabulary::Vocabulary;
 
 /// What a caller may decide against the file.
 #[derive(Clone, Debug, Default)]
@@ -53,10 +60,21 @@ pub struct Tokenizer {
     vocabulary: Vocabulary,
     method: Method,
     special: SpecialTokens,
+    normaliser: Normaliser,
+    space: SpacePrefix,
     add_bos: bool,
-    add_space_prefix: bool,
     chat_template: Option<String>,
     notices: Vec<String>,
+}
+
+/// The space that is put before a text.
+#[derive(Clone, Copy, Debug, Default)]
+struct SpacePrefix {
+    add: bool,
+    /// Not where the text starts with one already.
+    unless_there: bool,
+    /// Not behind special tokens.
+    first_only: bool,
 }
 
 /// How a stretch of text becomes ids.
@@ -70,7 +88,13 @@ enum Method {
         whole: HashMap<Vec<u8>, u32>,
     },
     /// SentencePiece's BPE.
-    Pieces(Pieces),
+    Pieces {
+        pieces: Pieces,
+        /// A token begins at every space and holds no other.
+        split_words: bool,
+    },
+    /// SentencePiece's unigram model.
+    Unigram { unigram: Unigram, split_words: bool },
 }
 
 /// Buffers kept between stretches.
@@ -78,69 +102,10 @@ enum Method {
 struct Scratch {
     merges: bpe::Scratch,
     pieces: pieces::Scratch,
+    unigram: unigram::Scratch,
 }
 
 impl Tokenizer {
-    /// Reads the tokenizer in `file`.
-    pub fn from_gguf(file: &GgufFile, options: &TokenizerOptions) -> Result<Tokenizer> {
-        const MODEL: &str = "tokenizer.ggml.model";
-        let metadata = file.metadata();
-        let spelling = match metadata.string(MODEL)? {
-            Some("gpt2") => Spelling::ByteAlphabet,
-            Some("llama") => Spelling::SentencePiece,
-            None => return Err(metadata.missing(MODEL, "the file has no tokenizer; fetch a complete one")),
-            Some(other) => {
-                return Err(FormatError::Unsupported {
-                    path: file.path().to_path_buf(),
-                    what: format!("tokenizer `{other}` (`{MODEL}`)"),
-                    advice: "accepted: gpt2 (byte-level BPE), llama (SentencePiece BPE)".into(),
-                });
-            }
-        };
-        let mut notices = Vec::new();
-        if let Some(name) = metadata.string("tokenizer.normalizer")? {
-            notices.push(format!(
-                "text is not normalised ({name}), as the model's own tokenizer does before splitting"
-            ));
-        }
-        let sentence = spelling == Spelling::SentencePiece;
-        // Named before the vocabulary is read: what is wrong with it is the clearest error.
-        let pre = if sentence { None } else { Some(pre_tokenizer(file, options, &mut notices)?) };
-        let vocabulary = Vocabulary::read(file, spelling, &mut notices)?;
-        let by_bytes = vocabulary.by_bytes(&mut notices);
-        let unknown = vocabulary.special.unknown;
-        let method = match pre {
-            None => Method::Pieces(pieces(file, &vocabulary, &by_bytes, &mut notices)?),
-            Some(pre) => {
-                let merges = merges(file, &by_bytes, unknown, &mut notices)?;
-                let whole = match pre.whole_pieces {
-                    true => by_bytes.iter().map(|(bytes, &id)| (bytes.to_vec(), id)).collect(),
-                    false => HashMap::new(),
-                };
-                Method::Merges { merges, pre, whole }
-            }
-        };
-        let mut special = SpecialTokens::new();
-        for (id, (bytes, kind)) in vocabulary.bytes.iter().zip(&vocabulary.kinds).enumerate() {
-            match kind {
-                TokenKind::UserDefined => special.push(bytes, id as u32, true),
-                TokenKind::Control | TokenKind::Unknown => special.push(bytes, id as u32, false),
-                TokenKind::Normal | TokenKind::Unused | TokenKind::Byte => {}
-            }
-        }
-        let wants_bos = metadata.boolean("tokenizer.ggml.add_bos_token")?;
-        if wants_bos == Some(true) && vocabulary.special.bos.is_none() {
-            notices.push(
-                "`tokenizer.ggml.add_bos_token` is true, but there is no BOS token: none is added".into(),
-            );
-        }
-        let add_bos =
-            wants_bos.unwrap_or(pre.is_none_or(|pre| pre.add_bos)) && vocabulary.special.bos.is_some();
-        let add_space_prefix = metadata.boolean("tokenizer.ggml.add_space_prefix")?.unwrap_or(sentence);
-        let chat_template = metadata.string("tokenizer.chat_template")?.map(str::to_owned);
-        Ok(Tokenizer { vocabulary, method, special, add_bos, add_space_prefix, chat_template, notices })
-    }
-
     /// What a person should be told, one sentence each, naming the key.
     pub fn notices(&self) -> &[String] {
         &self.notices
@@ -214,28 +179,40 @@ impl Tokenizer {
         let mut scratch = Scratch::default();
         let mut at_start = true;
         for fragment in self.special.fragments(text, parse_special) {
-            match fragment {
+            let text = match fragment {
                 Fragment::Token(id) => {
                     ids.push(id);
-                    at_start = self.kind(id) != Some(TokenKind::UserDefined);
+                    at_start = !self.space.first_only;
+                    continue;
                 }
-                Fragment::Text(text) if at_start && self.add_space_prefix => {
-                    self.encode_text(&format!(" {text}"), &mut scratch, &mut ids);
-                    at_start = false;
-                }
-                Fragment::Text(text) => {
-                    self.encode_text(text, &mut scratch, &mut ids);
-                    at_start = false;
-                }
+                Fragment::Text(text) => self.normaliser.apply(text),
+            };
+            let there = self.space.unless_there && text.starts_with(' ');
+            if std::mem::take(&mut at_start) && self.space.add && !there && !text.is_empty() {
+                self.encode_text(&format!(" {text}"), &mut scratch, &mut ids);
+            } else {
+                self.encode_text(&text, &mut scratch, &mut ids);
             }
         }
         ids
     }
 
+    /// [`Tokenizer::encode`] of bytes: what is no UTF-8 is read as U+FFFD, one for each part that is wrong.
+    pub fn encode_bytes(&self, text: &[u8], add_bos: bool, parse_special: bool) -> Vec<u32> {
+        self.encode(&String::from_utf8_lossy(text), add_bos, parse_special)
+    }
+
     fn encode_text(&self, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) {
         let unknown = self.vocabulary.special.unknown;
         let (merges, pre, whole) = match &self.method {
-            Method::Pieces(pieces) => return pieces.encode(text, unknown, &mut scratch.pieces, ids),
+            Method::Pieces { pieces, split_words } => {
+                return words(text, *split_words)
+                    .for_each(|text| pieces.encode(text, unknown, &mut scratch.pieces, ids));
+            }
+            Method::Unigram { unigram, split_words } => {
+                return words(text, *split_words)
+                    .for_each(|text| unigram.encode(text, unknown, &mut scratch.unigram, ids));
+            }
             Method::Merges { merges, pre, whole } => (merges, pre, whole),
         };
         let mut start = 0;
@@ -275,135 +252,28 @@ impl Tokenizer {
             out.extend_from_slice("\u{fffd}".as_bytes());
             return;
         };
-        if matches!(kind, TokenKind::Control | TokenKind::Unknown) {
-            *at_start = true;
-            if show_control {
+        if matches!(kind, TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined) {
+            *at_start = !self.space.first_only;
+            if show_control || kind == TokenKind::UserDefined {
                 out.extend_from_slice(bytes);
             }
             return;
         }
-        let prefixed = std::mem::take(at_start)
-            && self.add_space_prefix
-            && matches!(kind, TokenKind::Normal | TokenKind::Byte);
+        let prefixed = std::mem::take(at_start) && self.space.add;
         out.extend_from_slice(bytes.strip_prefix(b" ").filter(|_| prefixed).unwrap_or(bytes));
     }
 }
 
-fn pre_tokenizer(
-    file: &GgufFile,
-    options: &TokenizerOptions,
-    notices: &mut Vec<String>,
-) -> Result<&'static PreTokenizer> {
-    const KEY: &str = "tokenizer.ggml.pre";
-    let metadata = file.metadata();
-    let name = match (&options.pre, metadata.string(KEY)?) {
-        (Some(name), _) => name.as_str(),
-        (None, Some(name)) => name,
-        (None, None) => {
-            notices.push(format!(
-                "`{KEY}` is missing: `{}` is assumed, so text may be split differently from how the model was \
-                 trained; name the right one with the pre-tokenizer override",
-                pre::DEFAULT
-            ));
-            pre::DEFAULT
+/// The text as it is, or cut before every space.
+fn words(text: &str, cut: bool) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
         }
-    };
-    pre::named(name).ok_or_else(|| FormatError::Unsupported {
-        path: file.path().to_path_buf(),
-        what: format!("pre-tokenizer `{name}` (`{KEY}`)"),
-        advice: format!(
-            "accepted: {}; if the model splits text like one of these, name it with the pre-tokenizer override",
-            pre::names().join(", ")
-        ),
+        let next = if cut { rest.match_indices(' ').map(|found| found.0).find(|&at| at > 0) } else { None };
+        let (word, after) = rest.split_at(next.unwrap_or(rest.len()));
+        rest = after;
+        Some(word)
     })
-}
-
-fn pieces(
-    file: &GgufFile,
-    vocabulary: &Vocabulary,
-    by_bytes: &HashMap<&[u8], u32>,
-    notices: &mut Vec<String>,
-) -> Result<Pieces> {
-    const KEY: &str = "tokenizer.ggml.scores";
-    let metadata = file.metadata();
-    let Some(scores) = metadata.floats(KEY)? else {
-        return Err(metadata.missing(KEY, "SentencePiece cannot choose between tokens without it"));
-    };
-    let count = vocabulary.bytes.len();
-    if scores.len() != count {
-        let problem =
-            format!("holds {} scores for the {count} tokens of `{}`", scores.len(), vocabulary::TOKENS);
-        return Err(metadata.bad_value(KEY, problem));
-    }
-    if let Some(id) = scores.iter().position(|score| !score.is_finite()) {
-        return Err(metadata.bad_value(KEY, format!("gives token {id} the score {}", scores[id])));
-    }
-    let mut bytes = [None; 256];
-    for (id, (token, kind)) in vocabulary.bytes.iter().zip(&vocabulary.kinds).enumerate() {
-        if let (TokenKind::Byte, &[byte]) = (kind, token) {
-            bytes[usize::from(byte)] = Some(id as u32);
-        }
-    }
-    let tokens = by_bytes.iter().map(|(&bytes, &id)| (bytes, id, scores[id as usize] as f32));
-    let pieces = Pieces::new(tokens, |byte| bytes[usize::from(byte)]);
-    let lost = pieces.bytes_without_token();
-    if lost > 0 {
-        let becomes =
-            if vocabulary.special.unknown.is_some() { "become the unknown token" } else { "are left out" };
-        notices.push(format!(
-            "`{}`: {lost} bytes have no token: characters of them that are no tokens {becomes}",
-            vocabulary::TOKENS
-        ));
-    }
-    Ok(pieces)
-}
-
-fn merges(
-    file: &GgufFile,
-    by_bytes: &HashMap<&[u8], u32>,
-    unknown: Option<u32>,
-    notices: &mut Vec<String>,
-) -> Result<Merges> {
-    const KEY: &str = "tokenizer.ggml.merges";
-    let metadata = file.metadata();
-    let Some(rules) = metadata.strings(KEY)? else {
-        return Err(metadata.missing(KEY, "byte-level BPE cannot join bytes to tokens without it"));
-    };
-    let mut merges = Merges::new(|byte| by_bytes.get(&[byte][..]).copied());
-    let mut useless = 0;
-    let mut joined = Vec::new();
-    for (index, rule) in rules.iter().enumerate() {
-        let parts = std::str::from_utf8(rule).ok().and_then(|rule| rule.split_once(' '));
-        let Some((left, right)) = parts.filter(|(left, right)| !left.is_empty() && !right.is_empty()) else {
-            let found = String::from_utf8_lossy(&rule[..rule.len().min(40)]);
-            return Err(metadata
-                .bad_value(KEY, format!("rule {index} is {found:?}; two tokens and a space are wanted")));
-        };
-        joined.clear();
-        let start = byte_alphabet::decode(left, &mut joined).then_some(joined.len());
-        let whole = start.filter(|_| byte_alphabet::decode(right, &mut joined));
-        let ids = whole.and_then(|middle| {
-            let (left, right) = joined.split_at(middle);
-            Some((*by_bytes.get(left)?, *by_bytes.get(right)?, *by_bytes.get(&joined[..])?))
-        });
-        match ids {
-            Some((left, right, merged)) => merges.push(left, right, merged),
-            None => useless += 1,
-        }
-    }
-    if useless > 0 {
-        notices.push(format!(
-            "`{KEY}`: {useless} of {} rules name no tokens of the vocabulary: ignored",
-            rules.len()
-        ));
-    }
-    // Bytes C0, C1 and F5 to FF are in no UTF-8 text.
-    let missing = merges.bytes_without_token();
-    let lost = missing.iter().filter(|&&byte| !matches!(byte, 0xc0 | 0xc1 | 0xf5..)).count();
-    if lost > 0 {
-        let becomes = if unknown.is_some() { "become the unknown token" } else { "are left out" };
-        notices
-            .push(format!("`{}`: {lost} bytes have no token: in a text they {becomes}", vocabulary::TOKENS));
-    }
-    Ok(merges)
 }

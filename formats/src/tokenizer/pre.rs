@@ -67,6 +67,18 @@ const TABLE: &[PreTokenizer] = &[
         add_bos: false,
     },
     PreTokenizer {
+        names: &["deepseek-coder"],
+        cuts: &[
+            Cut::EachLineEnd,
+            Cut::SpacedLetters,
+            Cut::SpacedPunctuation,
+            Cut::EastAsian,
+            Cut::EachNumber,
+        ],
+        whole_pieces: false,
+        add_bos: false,
+    },
+    PreTokenizer {
         names: &["falcon"],
         cuts: &[Cut::Punctuation { backtick: true }, Cut::Gpt2, Cut::ThreeDigits],
         whole_pieces: false,

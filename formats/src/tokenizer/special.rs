@@ -1,14 +1,12 @@
 //! Finds special tokens in text: leftmost, and of those the longest, by a trie; at most one walk of it per byte.
 
-use std::collections::HashMap;
+use super::trie::Trie;
 
-/// A trie of special tokens' texts.
+/// Special tokens by their texts.
 #[derive(Clone, Debug)]
 pub(super) struct SpecialTokens {
-    edges: HashMap<(u32, u8), u32>,
-    /// By node: the token that ends there, and whether it is matched even where special tokens are not asked for.
-    ends: Vec<Option<(u32, bool)>>,
-    starts: Box<[bool; 256]>,
+    /// The id, and whether it is matched even where special tokens are not asked for.
+    texts: Trie<(u32, bool)>,
 }
 
 /// A stretch of text.
@@ -20,37 +18,18 @@ pub(super) enum Fragment<'t> {
 
 impl SpecialTokens {
     pub(super) fn new() -> SpecialTokens {
-        SpecialTokens { edges: HashMap::new(), ends: vec![None], starts: Box::new([false; 256]) }
+        SpecialTokens { texts: Trie::new() }
     }
 
     /// Adds a token; `always` are those that are matched in any text (user-defined ones).
     pub(super) fn push(&mut self, text: &[u8], id: u32, always: bool) {
-        let Some(&start) = text.first() else { return }; // an empty text would match everywhere
-        self.starts[usize::from(start)] = true;
-        let mut node = 0;
-        for &byte in text {
-            let fresh = self.ends.len() as u32;
-            node = *self.edges.entry((node, byte)).or_insert(fresh);
-            if node == fresh {
-                self.ends.push(None);
-            }
-        }
-        self.ends[node as usize] = Some((id, always));
+        self.texts.push(text, (id, always));
     }
 
     /// The longest token at the start of `bytes`, and its length.
     fn longest(&self, bytes: &[u8], all: bool) -> Option<(u32, usize)> {
-        let mut node = 0;
-        let mut found = None;
-        for (at, &byte) in bytes.iter().enumerate() {
-            let Some(&next) = self.edges.get(&(node, byte)) else { break };
-            node = next;
-            match self.ends[node as usize] {
-                Some((id, always)) if all || always => found = Some((id, at + 1)),
-                _ => {}
-            }
-        }
-        found
+        let found = self.texts.prefixes(bytes).filter(|(_, (_, always))| all || *always).last();
+        found.map(|(length, (id, _))| (id, length))
     }
 
     /// Cuts `text` at special tokens: all of them, or only those that are always matched.
@@ -59,8 +38,7 @@ impl SpecialTokens {
         let mut fragments = Vec::new();
         let (mut start, mut at) = (0, 0);
         while at < bytes.len() {
-            let found =
-                if self.starts[usize::from(bytes[at])] { self.longest(&bytes[at..], all) } else { None };
+            let found = if self.texts.may_start(bytes[at]) { self.longest(&bytes[at..], all) } else { None };
             match found {
                 Some((id, length)) => {
                     if at > start {

@@ -29,6 +29,14 @@ pub(super) enum Cut {
         /// Whether the backtick counts.
         backtick: bool,
     },
+    /// `[\r\n]`, the rest as it is.
+    EachLineEnd,
+    /// `\s?\p{L}+`, the rest as it is.
+    SpacedLetters,
+    /// `\s?\p{P}+`, the rest as it is.
+    SpacedPunctuation,
+    /// `[一-龥ࠀ-一가-\u{d7ff}]+`, the rest as it is: most scripts from Samaritan to Katakana, Han, Hangul.
+    EastAsian,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -126,9 +134,30 @@ impl Cut {
                 '`' => backtick,
                 c => c.general_category_group() == GeneralCategoryGroup::Punctuation,
             }),
+            Cut::EachLineEnd => match first(text, at) {
+                Some('\r' | '\n') => at + 1,
+                _ => at,
+            },
+            Cut::SpacedLetters => spaced(text, at, |c| class(c) == Class::Letter),
+            Cut::SpacedPunctuation => {
+                spaced(text, at, |c| c.general_category_group() == GeneralCategoryGroup::Punctuation)
+            }
+            Cut::EastAsian => {
+                run(text, at, |c| matches!(c, '\u{800}'..='\u{9fa5}' | '\u{ac00}'..='\u{d7ff}'))
+            }
             Cut::Gpt2 | Cut::Llama3 { .. } => at,
         }
     }
+}
+
+/// The end of `\s?` and a run of characters that satisfy `test` (no spaces), or `at` where there is none.
+fn spaced(text: &str, at: usize, test: impl Fn(char) -> bool) -> usize {
+    let body = match first(text, at) {
+        Some(c) if class(c) == Class::Space => at + c.len_utf8(),
+        _ => at,
+    };
+    let end = run(text, body, test);
+    if end > body { end } else { at }
 }
 
 fn first(text: &str, at: usize) -> Option<char> {
@@ -274,6 +303,12 @@ mod tests {
             ["a", " ", "`", "b", "`", " ", "123", "45"].map(String::from).to_vec()
         );
         assert_eq!(cut("ab12c", &[Cut::Numbers]), ["ab", "12", "c"]);
+        let deepseek = |text| {
+            let east = [Cut::SpacedPunctuation, Cut::EastAsian, Cut::EachNumber];
+            cut(text, &[&[Cut::EachLineEnd, Cut::SpacedLetters][..], &east].concat())
+        };
+        assert_eq!(deepseek("a  b\n\n12 ."), ["a", " ", " b", "\n", "\n", "1", "2", " ."]);
+        assert_eq!(deepseek(" 中文かな。  +"), [" ", "中文かな", "。", "  +"]);
     }
 
     proptest! {
@@ -284,6 +319,7 @@ mod tests {
                 &[Cut::EachNumber, Cut::Gpt2],
                 &[Cut::Llama3 { digits: 3 }],
                 &[Cut::Punctuation { backtick: true }, Cut::Gpt2, Cut::Numbers, Cut::ThreeDigits],
+                &[Cut::EachLineEnd, Cut::SpacedLetters, Cut::SpacedPunctuation, Cut::EastAsian],
             ] {
                 let ends = pieces(&text, cuts);
                 prop_assert!(ends.windows(2).all(|pair| pair[0] < pair[1]));

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::byte_alphabet;
-use crate::gguf::{GgufFile, Metadata, StringArray};
+use crate::gguf::{Metadata, StringArray};
 use crate::{FormatError, Result};
 
 pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -83,8 +83,11 @@ pub(super) enum Spelling {
 
 impl Vocabulary {
     /// Reads the tokens, their kinds and the special ids.
-    pub(super) fn read(file: &GgufFile, spelling: Spelling, notices: &mut Vec<String>) -> Result<Vocabulary> {
-        let metadata = file.metadata();
+    pub(super) fn read(
+        metadata: &Metadata,
+        spelling: Spelling,
+        notices: &mut Vec<String>,
+    ) -> Result<Vocabulary> {
         let Some(tokens) = metadata.strings(TOKENS)? else {
             return Err(metadata.missing(TOKENS, "the file has no vocabulary; fetch a complete one"));
         };
@@ -132,7 +135,9 @@ impl Vocabulary {
                 foreign.len()
             ));
         }
-        let special = special_ids(metadata, tokens.len(), notices)?;
+        let mut special = special_ids(metadata, tokens.len(), notices)?;
+        let by_kind = kinds.iter().position(|&kind| kind == TokenKind::Unknown);
+        special.unknown = special.unknown.or(by_kind.map(|id| id as u32));
         ends.extend([special.eos, special.eot, special.eom].into_iter().flatten());
         ends.sort_unstable();
         ends.dedup();

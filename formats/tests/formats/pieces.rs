@@ -123,7 +123,7 @@ fn what_is_missing_or_wrong_is_named() {
     let mut wrong = vec![0.0; 1100];
     wrong[7] = f32::NAN;
     says(&refused(set(scores, Array::F32(wrong))), &[scores, "token 7", "NaN"]);
-    says(&refused(set("tokenizer.ggml.model", "t5")), &["`t5`", "accepted: gpt2", "llama"]);
+    says(&refused(set("tokenizer.ggml.model", "bert")), &["`bert`", "accepted: gpt2", "llama", "t5"]);
     let notices = read("llama", remove("tokenizer.ggml.token_type")).unwrap().notices().join("\n");
     assert!(notices.contains("bytes have no token") && notices.contains("unknown token"), "{notices}");
 }

@@ -405,17 +405,23 @@ fn tokenizers_of_byte_level() {
     };
     says(
         &with(byte_level(regex("a+"))).unwrap_err(),
-        &["Split + ByteLevel a+ of tokenizer.json", "accepted"],
+        &["`Split a+ + ByteLevel of tokenizer.json`", "accepted"],
     );
     let mut normalised = byte_level(json!({"type": "ByteLevel", "use_regex": true}));
-    normalised["normalizer"] = json!({"type": "NFC"});
-    let notices = with(normalised).unwrap().notices().join("\n");
-    assert!(notices.contains("NFC"), "{notices}");
+    normalised["normalizer"] = json!({"type": "Lowercase"});
+    assert_eq!(with(normalised.clone()).unwrap().encode("aB", false, false), [3]);
+    normalised["normalizer"] = json!({"type": "Nmt"});
+    says(&with(normalised).unwrap_err(), &["thermocline.tokenizer.normalizer", "kind Nmt"]);
     let mut broken = byte_level(json!({"type": "ByteLevel"}));
     broken["model"]["vocab"]["a"] = json!(1_u64 << 40);
     says(&with(broken).unwrap_err(), &["tokenizer.json", "ids up to 1099511627776"]);
-    let unigram = json!({"model": {"type": "Unigram", "vocab": []}});
-    says(&with(unigram).unwrap_err(), &["`Unigram of tokenizer.json`", "accepted: gpt2"]);
+    let words = json!({"model": {"type": "WordPiece", "vocab": {}}});
+    says(&with(words).unwrap_err(), &["`WordPiece of tokenizer.json`", "accepted: gpt2"]);
+    let unigram = |vocab: Json| json!({"model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}});
+    says(&with(unigram(json!([]))).unwrap_err(), &["tokenizer.ggml.tokens", "lists 0 tokens"]);
+    says(&with(unigram(json!([["a"]]))).unwrap_err(), &["no list `model.vocab` of tokens with scores"]);
+    let found = with(unigram(json!([["<unk>", 0.0], ["a", -1.0], ["ab", -1.5], ["b", -3.0]]))).unwrap();
+    assert_eq!(found.encode("abxxb", false, false), [2, 0, 3]);
     says(&tokenizer(&[]).unwrap_err(), &["tokenizer.ggml.model", "is missing"]);
 }
 

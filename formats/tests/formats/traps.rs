@@ -234,7 +234,7 @@ fn row_14_long_runs_take_linear_time() {
     // Quadratic time would be minutes here; the test ends or it does not.
     let tokenizer = story_tokenizer();
     let mut others = Vec::new();
-    for pre in ["default", "gpt-2", "llama-bpe", "qwen2", "falcon"] {
+    for pre in ["default", "gpt-2", "llama-bpe", "qwen2", "falcon", "deepseek-coder"] {
         others.push(Tokenizer::from_gguf(&story(), &TokenizerOptions::with_pre(pre)).unwrap());
     }
     for unit in ["a", " ", "7", "\u{301}", "^", "\n", " \n", "'", "<", "<|", "\r", "中", "a'", "'s", "\t"] {
