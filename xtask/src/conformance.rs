@@ -30,7 +30,7 @@ pub(crate) fn check(arguments: &[String]) -> Result<Vec<String>> {
     let (plugin, rest) = split_plugin(arguments)?;
     let plugins = match &plugin {
         Some(path) => vec![path.clone()],
-        None => compute_plugins(&process::release())?,
+        None => plugins(&process::release())?,
     };
     let mut runs: Vec<Run> = Vec::new();
     let mut skipped = Vec::new();
@@ -102,19 +102,19 @@ pub(crate) fn oracle(folder: &Path) -> PathBuf {
     folder.join(format!("libthermocline_compute_reference{}", std::env::consts::DLL_SUFFIX))
 }
 
-/// Compute plug-ins in a folder of built libraries.
-fn compute_plugins(folder: &Path) -> Result<Vec<PathBuf>> {
+/// Plug-ins of every kind in a folder of built libraries.
+fn plugins(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     let mut found: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| {
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            name.starts_with("libthermocline_compute_") && name.ends_with(std::env::consts::DLL_SUFFIX)
+            name.starts_with("libthermocline_") && name.ends_with(std::env::consts::DLL_SUFFIX)
         })
         .collect();
     found.sort();
     if found.is_empty() {
-        bail!("no libthermocline_compute_* library in {}", folder.display());
+        bail!("no libthermocline_* library in {}", folder.display());
     }
     Ok(found)
 }

@@ -103,12 +103,38 @@ fn rust(file: &str, text: &str, code: &str) -> Vec<String> {
     if file.starts_with("planners/") {
         // Constants of the target are no look at the environment.
         let code = code.replace("std::env::consts", "");
-        let names = IMPURE.iter().filter(|name| has_word(&code, name));
+        let grouped = from_std(&code);
+        let names = IMPURE.iter().filter(|name| has_word(&code, name) || grouped.iter().any(|g| g == *name));
         found.extend(
             names.map(|name| format!("{file}: a policy must not use {name}: its decisions are pure")),
         );
     }
     found
+}
+
+/// What `use std::{...}` brings in, a level deep: `std::fs` of `use std::{collections::HashMap, fs}`.
+fn from_std(code: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("std::") {
+        let rest = code[at + "std::".len()..].trim_start();
+        let Some(group) = rest.strip_prefix('{') else { continue };
+        let (mut depth, mut name) = (0, String::new());
+        for c in group.chars() {
+            match c {
+                '}' if depth == 0 => break,
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 0 => found.push(std::mem::take(&mut name)),
+                c if depth == 0 => name.push(c),
+                _ => {}
+            }
+        }
+        found.push(name);
+    }
+    let first = |name: &String| {
+        name.trim().split(|c: char| c != '_' && !c.is_alphanumeric()).next().map(str::to_owned)
+    };
+    found.iter().filter_map(first).map(|name| format!("std::{name}")).collect()
 }
 
 #[cfg(test)]
@@ -131,6 +157,17 @@ mod tests {
         assert!(
             check("planners/cache/lru/src/a.rs", "//! Decides a thing.\nuse std::fs;\n").contains("std::fs")
         );
+        for uses in [
+            "use std::{fs, io};",
+            "use std::{collections::{BTreeMap, BTreeSet}, time::Instant};",
+            "use ::std::{\n    cmp,\n    thread as t,\n};",
+            "fn f() { std::process::exit(1) }",
+        ] {
+            let text = format!("//! Decides a thing.\n{uses}\n");
+            assert!(check("planners/cache/lru/src/a.rs", &text).contains("a policy must not use"), "{uses}");
+        }
+        let pure = "//! Decides a thing.\nuse std::{cmp, collections::{fs, BTreeMap}, fmt};\n";
+        assert_eq!(check("planners/cache/lru/src/a.rs", pure), "");
         assert!(check("a.md", "//! A line. \n").contains("space at the end"));
         assert!(check("a.md", "//! A\tline.\n").contains("a tab"));
         let long = "//! A long one.\n".to_owned() + &"\n".repeat(LONGEST);
