@@ -1,7 +1,7 @@
 //! Mixtures of experts against the logits of Hugging Face's library (smallthinker: of `smallthinker.py`), out of the
 //! GGUF files that convert makes of them.
 
-use crate::architectures::{LIMIT, LIMIT_F16, folder, follows, reference, scored};
+use crate::architectures::{LIMIT, LIMIT_F16, distances, folder, follows, reference, scored};
 use crate::stack::{Outcome, Setup, ensure};
 use engine_core::DType;
 use engine_runtime::{Activations, SparsityChoice};

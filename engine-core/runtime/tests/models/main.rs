@@ -6,6 +6,7 @@
 mod answers;
 mod architectures;
 mod experts;
+mod powerinfer;
 mod reference;
 mod stack;
 mod synthetic;
@@ -22,5 +23,6 @@ fn main() -> std::process::ExitCode {
     trials.extend(synthetic::trials());
     trials.extend(architectures::trials());
     trials.extend(experts::trials());
+    trials.extend(powerinfer::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
 }
