@@ -1,7 +1,7 @@
 //! A model that is ready to run: planned, its weights on the device, its lists prepared.
 
 use crate::conversions::Conversions;
-use crate::graph::{Graph, body, head, step};
+use crate::graph::{Graph, body, head, observed, step};
 use crate::options::EngineOptions;
 use crate::planning::{Graphs, Planned};
 use crate::profile::Sizes;
@@ -269,6 +269,41 @@ impl Engine {
         let executable = Executable::prepare(&inner.backend, &graph.list)
             .map_err(RuntimeError::device(&inner.device, "preparing the head for scoring"))?;
         Ok(Arc::clone(score.insert(Arc::new(Prepared { executable, graph }))))
+    }
+
+    /// A body that gives the host every neuron.
+    pub(crate) fn observed_list(&self) -> Result<Prepared> {
+        let inner = &*self.inner;
+        let graphs = Graphs {
+            model: &inner.model,
+            plan: &inner.plan.layers,
+            options: &inner.options,
+            context: inner.context,
+            backend: &inner.backend,
+            conversions: &inner.conversions,
+        };
+        let graph = observed(graphs.options(), &inner.weights.places, inner.options.batch)?;
+        if let Some(denied) = denied(&*inner.backend, &graph.list).first() {
+            return Err(denied.error(&inner.device));
+        }
+        let executable = Executable::prepare(&inner.backend, &graph.list)
+            .map_err(RuntimeError::device(&inner.device, "preparing to observe neurons"))?;
+        Ok(Prepared { executable, graph })
+    }
+
+    /// Ids that may be appended behind `past` others: at least one, of the vocabulary, within the context.
+    pub(crate) fn check_ids(&self, ids: &[u32], past: u32) -> Result<()> {
+        let (vocabulary, context) = (self.model().vocab_size, self.context());
+        if ids.is_empty() {
+            return Err(RuntimeError::NoTokens);
+        }
+        if let Some(index) = ids.iter().position(|&id| id as usize >= vocabulary || id > i32::MAX as u32) {
+            return Err(RuntimeError::TokenId { id: ids[index], index, vocabulary });
+        }
+        if ids.len() > (context - past) as usize {
+            return Err(RuntimeError::ContextFull { past, tokens: ids.len(), context });
+        }
+        Ok(())
     }
 
     /// Rows that [`Engine::score_list`] takes at once.

@@ -133,3 +133,18 @@ fn a_context_that_is_too_long_names_its_remedy() {
         assert!(text.contains(part), "{text}");
     }
 }
+
+/// What no tensor can hold is refused for its key, before a list is made of it.
+#[test]
+fn a_cache_that_cannot_be_is_a_matter_of_the_context() {
+    let file = formats::GgufFile::open(story()).unwrap();
+    let mut model = formats::ModelDescription::from_gguf(&file).unwrap();
+    assert_eq!(crate::held::cache_problem(&model, 1 << 24), None);
+    let attention = &mut model.layers[3].attention;
+    (attention.n_head_kv, attention.head_dim, attention.value_dim) = (8, 128, 128);
+    assert_eq!(crate::held::cache_problem(&model, 1 << 29), None);
+    let problem = crate::held::cache_problem(&model, (1 << 29) + 1).unwrap();
+    for part in ["is 536870913", "the model's own is 256", "at most 536870912 positions", "--context"] {
+        assert!(problem.contains(part), "{problem}");
+    }
+}

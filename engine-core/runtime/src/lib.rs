@@ -16,6 +16,7 @@
 
 #![deny(unsafe_code)] // allowed in `host_binding`, the one place that passes host memory to devices
 
+pub mod activity;
 pub mod bench;
 pub mod check;
 mod conversions;
@@ -31,6 +32,7 @@ mod held;
 #[cfg(test)]
 mod held_tests;
 mod host_binding;
+mod observe;
 mod options;
 mod planning;
 mod profile;
@@ -42,16 +44,19 @@ mod stop;
 mod support;
 pub mod trace;
 mod weight;
+mod weight_types;
 mod weights;
 
 pub use engine::{Engine, Placement, Stack};
 pub use error::RuntimeError;
 pub use generate::{FinishReason, GenerateOptions, Generation, Timings, generate};
+pub use observe::Observer;
 pub use options::{Activations, EngineOptions, SparsityChoice};
 pub use planning::describe;
 pub use sampling::{Sampler, SamplingOptions};
 pub use session::Session;
 pub use statistics::{DeviceCounters, Statistics};
+pub use weight_types::{WeightType, weight_types};
 
 /// Result of what runs a model.
 pub type Result<T, E = RuntimeError> = std::result::Result<T, E>;

@@ -8,6 +8,7 @@ use crate::options::EngineOptions;
 use crate::profile::{hardware_profile, model_profile, uniform_plan};
 use crate::support::{condensed, denied, distinct};
 use crate::weight::Weight;
+use crate::weight_types;
 use crate::{Result, RuntimeError, Stack};
 use engine_core::ComputeBackend;
 use engine_core::planner::{Budget, LayerPlan, ModelProfile, Plan, SparsityPolicy};
@@ -72,7 +73,7 @@ impl Planned {
         }
         let context = check_options(&model, &mut options)?;
         check_predictors(file, &model, &options)?;
-        let (profile, plan) = plan(file, &model, stack, &options, context)?;
+        let (profile, mut plan) = plan(file, &model, stack, &options, context)?;
         let at = single_device(&plan, &stack.compute)?;
         let (device, backend) = &stack.compute[at];
         let conversions = Conversions::of(&**backend, &model, options.activations);
@@ -85,6 +86,7 @@ impl Planned {
             conversions: &conversions,
         };
         let weights = graphs.check_support(device)?;
+        plan.fallbacks.extend(weight_types::fallbacks(&weights, device, options.strict)?);
         Ok(Planned { model, options, context, profile, plan, at, conversions, weights })
     }
 }

@@ -171,7 +171,7 @@ pub(crate) fn model_profile(file: &GgufFile, options: GraphOptions<'_>, graph: &
             predictor_bytes: predictor.map_or(0, |predictor| {
                 [&predictor.fc1, &predictor.fc2].map(|of| sizes.matrix(Use::Predictor, of)).iter().sum()
             }),
-            frequency: Vec::new(),
+            frequency: ffn.frequency.as_ref().map_or_else(Vec::new, |tensor| frequencies(file, tensor)),
         }
     });
     ModelProfile {
@@ -184,6 +184,16 @@ pub(crate) fn model_profile(file: &GgufFile, options: GraphOptions<'_>, graph: &
             + beside_slots(model, graph),
         layers: layers.collect(),
     }
+}
+
+/// What a prepared file says of a layer's neurons; nothing where it is of another type than prepared files have.
+fn frequencies(file: &GgufFile, tensor: &TensorInfo) -> Vec<f32> {
+    if tensor.dtype != engine_core::DType::F32 {
+        tracing::warn!("`{}` is {}, not F32: it is not used", tensor.name, tensor.dtype);
+        return Vec::new();
+    }
+    let (numbers, _) = file.tensor_bytes(tensor).as_chunks::<4>();
+    numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
 /// What no slot of the list shows: both halves of the widest layer's neurons, which a device keeps for a batch between

@@ -279,17 +279,7 @@ impl Session {
 
     /// Ids exist and fit.
     fn check(&self, ids: &[u32]) -> Result<()> {
-        let (vocabulary, context) = (self.engine.model().vocab_size, self.engine.context());
-        if ids.is_empty() {
-            return Err(RuntimeError::NoTokens);
-        }
-        if let Some(index) = ids.iter().position(|&id| id as usize >= vocabulary || id > i32::MAX as u32) {
-            return Err(RuntimeError::TokenId { id: ids[index], index, vocabulary });
-        }
-        if ids.len() > (context - self.past()) as usize {
-            return Err(RuntimeError::ContextFull { past: self.past(), tokens: ids.len(), context });
-        }
-        Ok(())
+        self.engine.check_ids(ids, self.past())
     }
 
     /// One token through everything.
@@ -388,7 +378,12 @@ pub(crate) fn position_rows(model: &ModelDescription, past: u32, count: usize) -
 }
 
 /// A submission of a list with layers, bound to the KV cache.
-fn layers<'a>(list: &'a Prepared, caches: &[DeviceBuffer], tokens: u32, past: u32) -> Submission<'a> {
+pub(crate) fn layers<'a>(
+    list: &'a Prepared,
+    caches: &[DeviceBuffer],
+    tokens: u32,
+    past: u32,
+) -> Submission<'a> {
     let slots: &[SlotId] = &list.graph.caches;
     let ranges = list.graph.ranges.iter();
     Submission {

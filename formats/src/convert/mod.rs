@@ -7,6 +7,7 @@
 //! its groups, experts stacked, Llama 3's rope scaling as a tensor of factors, keys in the types that llama.cpp wants.
 
 mod keys;
+mod neurons;
 mod predictors;
 mod source;
 mod tensors;
@@ -22,6 +23,7 @@ use crate::gguf::writer::Row;
 use crate::gguf::{Container, GgufFile, Value};
 use crate::model::ModelDescription;
 use crate::{FormatError, Result};
+pub use neurons::Neurons;
 pub(crate) use source::{Data, Order, Source};
 pub use types::Types;
 pub use write::{check_target, partial_path};
@@ -37,6 +39,8 @@ pub struct Options {
     pub without_tokenizer: bool,
     /// Folder of PowerInfer's predictors (`model_0.pt`, ...) to be added.
     pub predictors: Option<PathBuf>,
+    /// For each layer, the order in which its neurons are to be: then down is stored with a row per neuron.
+    pub neurons: Option<Vec<Neurons>>,
     /// Leaves predictors out, which other programs than this one and PowerInfer do not know.
     pub without_predictors: bool,
 }
@@ -121,6 +125,9 @@ pub fn plan<'a>(file: &'a GgufFile, options: &Options) -> Result<Output<'a>> {
     let mut metadata = keys::collect(file, options, &mut lines)?;
     if let Some(folder) = &options.predictors {
         predictors::add(folder, file, &mut tensors, &mut metadata, &mut lines)?;
+    }
+    if let Some(layers) = &options.neurons {
+        neurons::sort(file, layers, &mut tensors, &mut metadata)?;
     }
     let file_type = types::choose(&options.types, file, &mut tensors, &mut lines)?;
     let mut set = |key: &str, value: Value| match metadata.iter_mut().find(|entry| entry.0 == key) {

@@ -30,7 +30,7 @@ impl Deref for Data<'_> {
 }
 
 /// How rows to be written follow from rows as stored; rows are counted over all dimensions but the first.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Order {
     /// The same.
     AsStored,
@@ -43,6 +43,10 @@ pub(crate) enum Order {
     Part { period: u64, first: u64, count: u64 },
     /// Columns become rows; the stored matrix has `rows` rows of single elements (no blocks).
     Transposed { rows: u64 },
+    /// Those of these numbers, in this order.
+    Listed(Arc<[u32]>),
+    /// These columns of the stored matrix become rows; it has `rows` rows, of blocks perhaps.
+    ListedColumns { rows: u64, columns: Arc<[u32]> },
 }
 
 /// Elements of one tensor, out of one or several stored ones of one type that follow each other.
@@ -72,7 +76,7 @@ impl<'a> Source<'a> {
 
     /// Ranges of `elements` elements in rows of `row`, each small enough to be converted at once.
     pub(crate) fn portions(&self, elements: u64, row: u64) -> impl Iterator<Item = Range<u64>> + use<> {
-        let unit = match self.order {
+        let unit = match &self.order {
             Order::AsStored => LARGEST_BLOCK,
             _ => row.max(1),
         };
@@ -104,13 +108,14 @@ impl<'a> Source<'a> {
 
     /// The stored row that row `row` is made of.
     fn stored_row(&self, row: u64) -> u64 {
-        match self.order {
-            Order::AsStored | Order::Transposed { .. } => row,
-            Order::Interleaved { width } => {
+        match &self.order {
+            Order::AsStored | Order::Transposed { .. } | Order::ListedColumns { .. } => row,
+            Order::Listed(rows) => rows.get(row as usize).map_or(0, |&row| row.into()), // one per row
+            &Order::Interleaved { width } => {
                 let at = row % width;
                 row - at + at % 2 * (width / 2) + at / 2
             }
-            Order::Ungrouped { groups, queries, width } => {
+            &Order::Ungrouped { groups, queries, width } => {
                 let (head, at) = (row / width, row % width);
                 let stored = if head < groups * queries {
                     head / queries * (queries + 2) + head % queries
@@ -120,7 +125,7 @@ impl<'a> Source<'a> {
                 };
                 stored * width + at
             }
-            Order::Part { period, first, count } => row / count * period + first + row % count,
+            &Order::Part { period, first, count } => row / count * period + first + row % count,
         }
     }
 
@@ -136,7 +141,7 @@ impl<'a> Source<'a> {
 
     /// The bytes of whole rows in the order wanted; nothing where single elements change places.
     fn whole_rows(&self, portion: &Range<u64>) -> Option<Vec<u8>> {
-        if matches!(self.order, Order::Transposed { .. }) {
+        if matches!(self.order, Order::Transposed { .. } | Order::ListedColumns { .. }) {
             return None;
         }
         let rows = portion.start / self.row..portion.end / self.row;
@@ -146,7 +151,7 @@ impl<'a> Source<'a> {
     }
 
     fn values(&self, portion: Range<u64>, row: u64, out: &mut [f32]) -> Result<()> {
-        match self.order {
+        match &self.order {
             Order::AsStored => {
                 let mut rest = out;
                 let per_block = (self.dtype.block_elements(), self.dtype.block_bytes());
@@ -157,7 +162,18 @@ impl<'a> Source<'a> {
                     dequantise(self.dtype, bytes, now)
                 })
             }
-            Order::Transposed { rows } => {
+            Order::ListedColumns { rows, columns } => {
+                let mut stored = vec![0.0; self.row as usize];
+                let wanted = &columns[(portion.start / row) as usize..(portion.end / row) as usize];
+                for at in 0..*rows {
+                    dequantise(self.dtype, self.stored(at), &mut stored)?;
+                    for (i, &column) in wanted.iter().enumerate() {
+                        out[i * row as usize + at as usize] = stored[column as usize];
+                    }
+                }
+                Ok(())
+            }
+            &Order::Transposed { rows } => {
                 // A part of every stored row is a column of what is written.
                 let columns = portion.start / row..portion.end / row;
                 let size = self.dtype.block_bytes() as usize;
@@ -237,6 +253,9 @@ mod tests {
         // 4 stored rows of 6.
         let transposed = read(&of(Order::Transposed { rows: 4 }, 6, 0.0), 24, 4);
         assert_eq!(transposed[..8], [0.0, 6.0, 12.0, 18.0, 1.0, 7.0, 13.0, 19.0]);
+        assert_eq!(rows(Order::Listed([3, 0, 7].into()), 0.0)[..3], [9.0, 0.0, 21.0]);
+        let columns = Order::ListedColumns { rows: 4, columns: [5, 0].into() };
+        assert_eq!(read(&of(columns, 6, 0.0), 8, 4), [5.0, 11.0, 17.0, 23.0, 0.0, 6.0, 12.0, 18.0]);
     }
 
     #[test]

@@ -141,7 +141,7 @@ fn wanted(types: &Types, part: Part, stored: DType, safetensors: bool) -> Option
 }
 
 /// `dtype`, or the next one that rows of this length can have.
-fn fitting(dtype: DType, row: u64) -> DType {
+pub(super) fn fitting(dtype: DType, row: u64) -> DType {
     let mut dtype = dtype;
     while dtype.row_bytes(row).is_none() {
         dtype = match dtype {

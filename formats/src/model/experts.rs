@@ -155,6 +155,7 @@ pub(super) fn feed_forward(
         up: stacked("ffn_up_exps", embd, ff, by_neurons)?,
         down,
         predictor: None,
+        frequency: None,
         experts: Some(Experts {
             count: mixture.count,
             used: mixture.used,

@@ -127,7 +127,19 @@ fn feed_forward(
         false => up.clone(),
     };
     let predictor = predictor(reader, index, embd, ff)?;
-    Ok(FeedForward { n_ff, activation, gated: layout.gated, gate, up, down, predictor, experts: None })
+    let frequency = Wanted { dims: &[ff], reason: "one element per neuron" };
+    let frequency = reader.optional_tensor(&name("ffn_frequency"), frequency)?;
+    Ok(FeedForward {
+        n_ff,
+        activation,
+        gated: layout.gated,
+        gate,
+        up,
+        down,
+        predictor,
+        frequency,
+        experts: None,
+    })
 }
 
 fn predictor(reader: &Reader<'_>, index: usize, embd: u64, ff: u64) -> Result<Option<Predictor>> {

@@ -242,6 +242,8 @@ pub struct FeedForward {
     pub down: Down,
     /// What guesses the active neurons.
     pub predictor: Option<Predictor>,
+    /// How often each neuron is active, as a share of tokens, where the model was prepared: ne {n_ff}.
+    pub frequency: Option<TensorInfo>,
     /// Where the layer has several networks.
     pub experts: Option<Experts>,
 }

@@ -29,6 +29,10 @@ pub(super) struct Builder<'a> {
     pub(super) caches: Vec<SlotId>,
     pub(super) active: Vec<(usize, SlotId)>,
     pub(super) ranges: Vec<(u32, Vec<ClusterRange>)>,
+    /// Layer and host slot of the neurons that are given to the host.
+    pub(super) hidden: Vec<(usize, SlotId)>,
+    /// Whether the host is given every neuron's `h`.
+    pub(super) observes: bool,
     /// Whether many tokens are expected: then exact skipping gives way to whole tiles.
     pub(super) many_tokens: bool,
 }
@@ -50,6 +54,8 @@ impl<'a> Builder<'a> {
             caches: Vec::new(),
             active: Vec::new(),
             ranges: Vec::new(),
+            hidden: Vec::new(),
+            observes: false,
             many_tokens,
         }
     }
@@ -65,6 +71,7 @@ impl<'a> Builder<'a> {
             logits: None,
             caches: self.caches,
             active: self.active,
+            hidden: self.hidden,
             ranges: self.ranges,
         };
         set(&mut graph);
@@ -279,6 +286,14 @@ impl<'a> Builder<'a> {
         let to = self.host("logits", SlotRole::Output, DType::F32, model.vocab_size as u64)?;
         self.push("logits", OperationKind::Copy { from: logits, to });
         Ok(to)
+    }
+
+    /// Every neuron's `h` of one layer, given to the host.
+    pub(super) fn hidden_to_host(&mut self, layer: usize, from: SlotId, neurons: u64) -> Result<()> {
+        let to = self.host(&format!("blk.{layer}.hidden"), SlotRole::Output, DType::F32, neurons)?;
+        self.push(format!("blk.{layer}.hidden"), OperationKind::Copy { from, to });
+        self.hidden.push((layer, to));
+        Ok(())
     }
 
     /// Counts of one layer, given to the host.

@@ -152,6 +152,8 @@ fn network(
         true => Some(builder.scratch_of("active count", DType::I32, 1)?),
         false => None,
     };
+    let neurons = ffn.n_ff as u64;
+    let hidden = if builder.observes { Some(builder.scratch("hidden", neurons)?) } else { None };
     // Without a gate the description's gate only repeats up.
     let gate = ffn.gated.then_some(&ffn.gate);
     let gate_bias = gate.and_then(|gate| gate.bias.as_ref());
@@ -163,7 +165,7 @@ fn network(
         gate_bias: gate_bias.map(|bias| builder.vector(bias)).transpose()?,
         up_bias: ffn.up.bias.as_ref().map(|bias| builder.vector(bias)).transpose()?,
         output,
-        hidden: None,
+        hidden,
         active_count,
         down_layout,
         function,
@@ -172,5 +174,8 @@ fn network(
         accumulate,
     };
     builder.list.push(format!("blk.{index}.ffn"), OperationKind::Ffn(ffn), arithmetic);
+    if let Some(hidden) = hidden {
+        builder.hidden_to_host(index, hidden, neurons)?;
+    }
     active_count.map_or(Ok(()), |count| builder.count_to_host(index, count))
 }

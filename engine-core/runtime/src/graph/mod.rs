@@ -77,6 +77,8 @@ pub(crate) struct Graph {
     pub(crate) caches: Vec<SlotId>,
     /// Layer and host slot, I32 [T x 1], of every FFN operation whose neurons are counted.
     pub(crate) active: Vec<(usize, SlotId)>,
+    /// Layer and host slot, F32 [T x neurons], of every layer whose neurons the host is given.
+    pub(crate) hidden: Vec<(usize, SlotId)>,
     /// FFN operations that cover a part of their neurons.
     pub(crate) ranges: Vec<(u32, Vec<ClusterRange>)>,
 }
@@ -97,6 +99,19 @@ pub(crate) fn step(options: GraphOptions<'_>, places: &Places) -> Result<Graph> 
 /// A batch: embedding and layers; the residual stays in the buffer that is bound for it.
 pub(crate) fn body(options: GraphOptions<'_>, places: &Places, capacity: u32) -> Result<Graph> {
     let mut builder = Builder::new(options, places, capacity, true);
+    let residual = builder.residual()?;
+    let embedded = builder.embed(residual)?;
+    builder.layers(residual)?;
+    builder.finish(|graph| {
+        (graph.ids, graph.positions) = (Some(embedded.ids), embedded.positions);
+        graph.residual = Some(residual);
+    })
+}
+
+/// A body that gives the host every neuron's `h`, for layers that have one network and one share of it.
+pub(crate) fn observed(options: GraphOptions<'_>, places: &Places, capacity: u32) -> Result<Graph> {
+    let mut builder = Builder::new(options, places, capacity, true);
+    builder.observes = true;
     let residual = builder.residual()?;
     let embedded = builder.embed(residual)?;
     builder.layers(residual)?;
