@@ -1,7 +1,7 @@
 //! `cargo xtask ci`: every check in turn, with a time budget and the time of each; the record of the long lane.
 
 use crate::test::Tally;
-use crate::{codegen, conformance, cross, demo, process, test, tidy};
+use crate::{codegen, conformance, cross, demo, fuzz, process, test, tidy};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -70,6 +70,9 @@ const STAGES: &[Stage] = &[
     stage("demo", Lane::Both, 10, |_| ran(demo::generate())),
     stage("aarch64", Lane::Default, 300, |_| emulated(cross::one_tier)),
     stage("conformance-full", Lane::Full, 1200, |tally| held(tally, &["--full".to_owned()])),
+    stage("fuzz", Lane::Full, 600, |_| {
+        fuzz::lacking().map_or_else(|| ran(fuzz::check()), |why| Ok(Done::Skipped(why)))
+    }),
     stage("aarch64-full", Lane::Full, 1800, |_| emulated(cross::everything)),
 ];
 

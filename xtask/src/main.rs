@@ -8,6 +8,7 @@ mod codegen;
 mod conformance;
 mod cross;
 mod demo;
+mod fuzz;
 mod models;
 mod peer;
 mod process;
@@ -32,6 +33,8 @@ usage: cargo xtask TASK
                                real models for benchmarks, under target/models
   bench-peer MODEL... [--threads 1,2] [--rounds 3] [--pp 512] [--tg 128]
                                speed beside llama.cpp on the same files
+  fuzz [--seconds 60] [TARGET]...
+                               the readers of formats/ on inputs made up from seeds (needs a C++ compiler)
   cross setup|conformance [--full]|demo [--tier max|neoverse-n1|cortex-a72]...
                                the aarch64 build, run by qemu
 ";
@@ -62,6 +65,7 @@ fn run(arguments: &[String]) -> Result<bool> {
         "conformance" => conformance::run(rest),
         "models" => models::run(rest),
         "bench-peer" => peer::run(rest),
+        "fuzz" => fuzz::run(rest),
         "cross" => cross::run(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

@@ -6,7 +6,7 @@ use crate::failure::WithHint;
 use crate::interrupt::Interrupt;
 use crate::model::Running;
 use crate::settings::Settings;
-use crate::template::{ChatTemplate, Message};
+use crate::template::{ChatTemplate, Conversation, Message};
 use crate::{output, prompt};
 use anyhow::{Context, Result, anyhow};
 use engine_runtime::{FinishReason, GenerateOptions, Generation, Session};
@@ -23,7 +23,7 @@ pub(super) fn chat(global: &Global, args: &ChatArgs) -> Result<ExitCode> {
         session: running.engine.session()?,
         options: run::generate_options(&settings, args.max_tokens, true),
         start: start(args)?,
-        messages: Vec::new(),
+        conversation: Conversation::default(),
         json: args.json,
         running: &running,
         template,
@@ -33,7 +33,9 @@ pub(super) fn chat(global: &Global, args: &ChatArgs) -> Result<ExitCode> {
     if let Some(text) = &args.prompt {
         return Ok(run::exit_code(&chat.turn(Some(text))?));
     }
-    if args.messages.is_some() && chat.messages.last().is_some_and(|message| message.role() == "user") {
+    if args.messages.is_some()
+        && chat.conversation.messages.last().is_some_and(|message| message.role() == "user")
+    {
         return Ok(run::exit_code(&chat.turn(None)?));
     }
     chat.converse()
@@ -59,18 +61,17 @@ fn template(running: &Running, args: &ChatArgs) -> Result<ChatTemplate> {
         .hint("--template FILE replaces the model's own template")
 }
 
-/// The messages that a conversation starts with.
-fn start(args: &ChatArgs) -> Result<Vec<Message>> {
-    let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text)).collect();
+/// What a conversation starts with.
+fn start(args: &ChatArgs) -> Result<Conversation> {
+    let mut start = Conversation::default();
     if let Some(path) = &args.messages {
         let at = || format!("messages of {}", path.display());
         let value: serde_json::Value = serde_json::from_str(&prompt::read_text(path)?).with_context(at)?;
-        let list = value.as_array().ok_or_else(|| anyhow!("is no list")).with_context(at)?;
-        for message in list {
-            messages.push(Message::from_json(message).with_context(at)?);
-        }
+        start = Conversation::from_json(&value).with_context(at)?;
     }
-    Ok(messages)
+    let system = args.system.iter().map(|text| Message::new("system", text));
+    start.messages.splice(..0, system);
+    Ok(start)
 }
 
 /// Ids of a rendered prompt with exactly one BOS in front where the model or the template wants one.
@@ -89,8 +90,8 @@ struct Chat<'a> {
     template: ChatTemplate,
     session: Session,
     options: GenerateOptions,
-    start: Vec<Message>,
-    messages: Vec<Message>,
+    start: Conversation,
+    conversation: Conversation,
     json: bool,
     interrupt: Interrupt,
 }
@@ -98,24 +99,24 @@ struct Chat<'a> {
 impl Chat<'_> {
     /// Back to how the conversation started.
     fn reset(&mut self) {
-        self.messages = self.start.clone();
+        self.conversation = self.start.clone();
     }
 
     /// One turn: what is said (if anything more is), and the model's answer. What the KV cache holds already of the
     /// conversation is not computed again. A turn that fails leaves the conversation as it was.
     fn turn(&mut self, said: Option<&str>) -> Result<Generation> {
-        let before = self.messages.len();
-        self.messages.extend(said.map(|text| Message::new("user", text)));
+        let before = self.conversation.messages.len();
+        self.conversation.messages.extend(said.map(|text| Message::new("user", text)));
         let answered = self.answer();
         match &answered {
-            Ok(generation) => self.messages.push(Message::new("assistant", &generation.text)),
-            Err(_) => self.messages.truncate(before),
+            Ok(generation) => self.conversation.messages.push(Message::new("assistant", &generation.text)),
+            Err(_) => self.conversation.messages.truncate(before),
         }
         answered
     }
 
     fn answer(&mut self) -> Result<Generation> {
-        let text = self.template.render(&self.messages, true)?;
+        let text = self.template.render(&self.conversation, true)?;
         tracing::debug!("prompt: {text:?}");
         let ids = prompt_ids(self.running.tokenizer()?, &text);
         let kept = self.session.reuse_prefix(&ids);

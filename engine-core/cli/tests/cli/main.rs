@@ -13,6 +13,7 @@ mod linked_in;
 mod processor;
 mod program;
 mod surface;
+mod templates;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -27,6 +28,7 @@ fn main() -> std::process::ExitCode {
         linked_in::tests(),
         processor::tests(),
         diverge::tests(),
+        templates::tests(),
     ];
     let trials: Vec<Trial> = all
         .into_iter()
@@ -37,16 +39,19 @@ fn main() -> std::process::ExitCode {
                 Ok(())
             })
         })
-        .chain(chat::tests_with_models().into_iter().map(|(name, model, test)| {
-            let path = program::shared_model(model);
-            let kind = if path.is_none() { format!("needs ../shared/models/{model}") } else { String::new() };
-            let ignored = path.is_none();
-            let run = move || {
-                test(&path.unwrap_or_default());
-                Ok(())
-            };
-            Trial::test(name, run).with_ignored_flag(ignored).with_kind(kind)
-        }))
+        .chain(chat::tests_with_models().into_iter().chain(templates::tests_with_models()).map(
+            |(name, model, test)| {
+                let path = program::shared_model(model);
+                let kind =
+                    if path.is_none() { format!("needs ../shared/models/{model}") } else { String::new() };
+                let ignored = path.is_none();
+                let run = move || {
+                    test(&path.unwrap_or_default());
+                    Ok(())
+                };
+                Trial::test(name, run).with_ignored_flag(ignored).with_kind(kind)
+            },
+        ))
         .chain(processor::tests_where_allowed().into_iter().map(|(name, lacking, test)| {
             let run = move || {
                 test();

@@ -29,8 +29,11 @@ pub(crate) fn model() -> String {
 
 /// A model beside the sources, where it is there.
 pub(crate) fn shared_model(file: &str) -> Option<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models").join(file);
-    path.canonicalize().ok()?.to_str().map(str::to_owned)
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let named = std::env::var_os("THERMOCLINE_MODELS").map(std::path::PathBuf::from);
+    let folders = [Some(workspace.join("../shared/models")), Some(workspace.join("target/models")), named];
+    let mut paths = folders.into_iter().flatten().filter_map(|folder| folder.join(file).canonicalize().ok());
+    paths.next()?.to_str().map(str::to_owned)
 }
 
 /// `program`, with an environment that says nothing to it.

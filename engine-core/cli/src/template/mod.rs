@@ -4,10 +4,12 @@
 //! `strftime_now` and Python's `tojson` exist, Python's methods work on strings and dictionaries, and the `generation`
 //! block (which only marks text for training) is transparent.
 
+mod python;
+
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{Environment, Error, ErrorKind, context};
-use serde_json::Map;
+use minijinja::value::{Serde, Value};
+use minijinja::{Environment, Error, ErrorKind};
+use serde_json::{Map, json};
 use std::fmt;
 
 /// Instructions that one rendering may take: a template is a stranger's program.
@@ -108,6 +110,46 @@ impl Message {
     }
 }
 
+/// What a template renders: messages, and what may stand beside them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Conversation {
+    /// In order.
+    pub(crate) messages: Vec<Message>,
+    /// Functions that the model may call, as JSON schemas; nothing where none were named.
+    tools: Option<serde_json::Value>,
+    /// Further variables, such as `enable_thinking`.
+    variables: Map<String, serde_json::Value>,
+}
+
+impl Conversation {
+    /// Of messages alone.
+    pub(crate) fn new(messages: Vec<Message>) -> Conversation {
+        Conversation { messages, ..Conversation::default() }
+    }
+
+    /// A list of messages, or an object as chat APIs take it: `messages`, and if wanted `tools` (a list of functions) and
+    /// `chat_template_kwargs` (further variables of the template).
+    ///
+    /// # Errors
+    /// [`TemplateError::Message`] where it has another form.
+    pub(crate) fn from_json(value: &serde_json::Value) -> Result<Conversation, TemplateError> {
+        let fail = |detail: &str| TemplateError::Message { detail: detail.to_owned() };
+        let list = value.as_array().or_else(|| value.get("messages")?.as_array());
+        let list = list.ok_or_else(|| fail("wanted a list of messages, or an object with `messages`"))?;
+        let messages = list.iter().map(Message::from_json).collect::<Result<_, _>>()?;
+        let tools = value.get("tools").filter(|tools| !tools.is_null());
+        if tools.is_some_and(|tools| !tools.is_array()) {
+            return Err(fail("`tools` is no list of functions"));
+        }
+        let variables = match value.get("chat_template_kwargs") {
+            None | Some(serde_json::Value::Null) => Map::new(),
+            Some(serde_json::Value::Object(map)) => map.clone(),
+            Some(_) => return Err(fail("`chat_template_kwargs` is no object")),
+        };
+        Ok(Conversation { messages, tools: tools.cloned(), variables })
+    }
+}
+
 /// A template that was parsed and tried.
 pub(crate) struct ChatTemplate {
     environment: Environment<'static>,
@@ -129,43 +171,80 @@ impl ChatTemplate {
         environment.set_syntax(syntax.map_err(template_error)?);
         environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_formatter(python::print);
         environment.add_function("raise_exception", raise_exception);
-        environment.add_function("strftime_now", strftime_now);
-        environment.add_filter("tojson", tojson);
+        environment.add_function("strftime_now", python::strftime_now);
+        environment.add_filter("tojson", python::tojson);
         environment.add_template_owned(NAME, without_generation_tags(source)).map_err(template_error)?;
         let template = ChatTemplate { environment, bos: bos.to_owned(), eos: eos.to_owned() };
         let (user, assistant) = (Message::new("user", "Hello"), Message::new("assistant", "Hello"));
         for trial in [
             vec![user.clone()],
             vec![Message::new("system", "Be brief."), user.clone()],
-            vec![user.clone(), assistant, user],
+            vec![user.clone(), assistant, user.clone()],
         ] {
-            match template.render(&trial, true) {
+            match template.render(&Conversation::new(trial), true) {
                 Ok(_) | Err(TemplateError::Refused { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(template)
+        // With functions a template may want more than this trial has, but what is not there is not there.
+        let tried = template.try_render(&with_function(user), true).map_err(lacking);
+        match tried {
+            Err(Some(error)) => Err(template_error(error)),
+            Ok(_) | Err(None) => Ok(template),
+        }
     }
 
     /// The prompt for a conversation; with `answer`, up to where the model's answer begins.
     ///
     /// # Errors
     /// [`TemplateError`].
-    pub(crate) fn render(&self, messages: &[Message], answer: bool) -> Result<String, TemplateError> {
-        let messages: Vec<&Map<String, serde_json::Value>> = messages.iter().map(|m| &m.0).collect();
-        let template = self.environment.get_template(NAME).map_err(template_error)?;
-        template
-            .render(context! {
-                messages => Value::from(Serde(&messages)),
-                add_generation_prompt => answer,
-                bos_token => self.bos.as_str(),
-                eos_token => self.eos.as_str(),
-                tools => (),
-                documents => (),
-            })
-            .map_err(template_error)
+    pub(crate) fn render(&self, conversation: &Conversation, answer: bool) -> Result<String, TemplateError> {
+        self.try_render(conversation, answer).map_err(template_error)
     }
+
+    fn try_render(&self, conversation: &Conversation, answer: bool) -> Result<String, Error> {
+        let mut context = Map::new();
+        // In this order: no variable hides what the template is rendered for.
+        context.extend(conversation.variables.clone());
+        let messages = conversation.messages.iter().map(|message| message.0.clone().into());
+        for (name, value) in [
+            ("messages", serde_json::Value::Array(messages.collect())),
+            ("tools", conversation.tools.clone().unwrap_or_default()),
+            ("documents", serde_json::Value::Null),
+            ("add_generation_prompt", answer.into()),
+            ("bos_token", self.bos.as_str().into()),
+            ("eos_token", self.eos.as_str().into()),
+        ] {
+            context.insert(name.into(), value);
+        }
+        self.environment.get_template(NAME)?.render(Value::from(Serde(&context)))
+    }
+}
+
+/// A conversation in which a function is called.
+fn with_function(user: Message) -> Conversation {
+    let function = json!({"name": "f", "description": "Hello", "parameters": {"type": "object",
+        "properties": {"a": {"type": "string", "description": "Hello"}}, "required": ["a"]}});
+    let call =
+        json!({"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"a": "b"}}});
+    let mut assistant = Message::new("assistant", "");
+    assistant.0.insert("tool_calls".into(), json!([call]));
+    let mut result = Message::new("tool", "Hello");
+    result.0.insert("tool_call_id".into(), json!("abcdefghi"));
+    Conversation {
+        messages: vec![user, assistant, result],
+        tools: Some(json!([{"type": "function", "function": function}])),
+        ..Conversation::default()
+    }
+}
+
+/// The error, where it says that something of the language is not there.
+fn lacking(error: Error) -> Option<Error> {
+    use ErrorKind::{UnknownFilter, UnknownFunction, UnknownMethod, UnknownTest};
+    let kind = error.kind();
+    matches!(kind, UnknownFilter | UnknownFunction | UnknownMethod | UnknownTest).then_some(error)
 }
 
 /// What `raise_exception` was called with.
@@ -195,98 +274,6 @@ fn template_error(error: Error) -> TemplateError {
     let line = error.line().map_or(String::new(), |line| format!("line {line}: "));
     let detail = error.detail().map_or(String::new(), |detail| format!(": {detail}"));
     TemplateError::Template { detail: format!("{line}{}{detail}", error.kind()) }
-}
-
-/// `strftime_now(format)`: the local time.
-fn strftime_now(format: String) -> Result<String, Error> {
-    jiff::fmt::strtime::format(&format, &jiff::Zoned::now()).map_err(|error| {
-        Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {error}"))
-    })
-}
-
-/// `tojson` as Python's `json.dumps(ensure_ascii=False)` writes it: no escapes for HTML, a space after `,` and `:`.
-fn tojson(value: Serde<serde_json::Value>, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let sort: Option<bool> = options.get("sort_keys")?;
-    let ascii: Option<bool> = options.get("ensure_ascii")?;
-    let separators: Option<Vec<String>> = options.get("separators")?;
-    options.assert_all_used()?;
-    let item = if indent.is_some() { "," } else { ", " };
-    let (item, key) = match separators.as_deref() {
-        None => (item.to_owned(), ": ".to_owned()),
-        Some([item, key]) => (item.clone(), key.clone()),
-        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators are a pair")),
-    };
-    let style = Style { indent, sort: sort == Some(true), ascii: ascii == Some(true), item, key };
-    let mut text = String::new();
-    style.write(&value, 0, &mut text);
-    Ok(Value::from_safe_string(text))
-}
-
-struct Style {
-    indent: Option<usize>,
-    sort: bool,
-    ascii: bool,
-    item: String,
-    key: String,
-}
-
-impl Style {
-    fn write(&self, value: &serde_json::Value, depth: usize, text: &mut String) {
-        match value {
-            serde_json::Value::Array(items) if !items.is_empty() => {
-                text.push('[');
-                for (index, item) in items.iter().enumerate() {
-                    self.separate(index, depth + 1, text);
-                    self.write(item, depth + 1, text);
-                }
-                self.end_of_line(depth, text);
-                text.push(']');
-            }
-            serde_json::Value::Object(map) if !map.is_empty() => {
-                text.push('{');
-                let mut entries: Vec<_> = map.iter().collect();
-                if self.sort {
-                    entries.sort_by_key(|(key, _)| *key);
-                }
-                for (index, (key, value)) in entries.into_iter().enumerate() {
-                    self.separate(index, depth + 1, text);
-                    self.leaf(&serde_json::Value::String(key.clone()), text);
-                    text.push_str(&self.key);
-                    self.write(value, depth + 1, text);
-                }
-                self.end_of_line(depth, text);
-                text.push('}');
-            }
-            leaf => self.leaf(leaf, text),
-        }
-    }
-
-    fn leaf(&self, value: &serde_json::Value, text: &mut String) {
-        for c in value.to_string().chars() {
-            if self.ascii && !c.is_ascii() {
-                for unit in c.encode_utf16(&mut [0; 2]) {
-                    text.push_str(&format!("\\u{unit:04x}"));
-                }
-            } else {
-                text.push(c);
-            }
-        }
-    }
-
-    fn separate(&self, index: usize, depth: usize, text: &mut String) {
-        if index > 0 {
-            text.push_str(&self.item);
-        }
-        self.end_of_line(depth, text);
-    }
-
-    fn end_of_line(&self, depth: usize, text: &mut String) {
-        if let Some(indent) = self.indent {
-            text.push('\n');
-            text.push_str(&" ".repeat(indent.min(64) * depth));
-        }
-    }
 }
 
 /// Turns `generation` blocks, which say what is trained on, into blocks that are always taken; white space control
@@ -320,11 +307,10 @@ fn without_generation_tags(source: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn render(source: &str) -> String {
         let template = ChatTemplate::new(source, "<s>", "</s>").unwrap();
-        template.render(&[Message::new("user", " Hi <b> ")], true).unwrap()
+        template.render(&Conversation::new(vec![Message::new("user", " Hi <b> ")]), true).unwrap()
     }
 
     const CHATML: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
@@ -344,7 +330,10 @@ mod tests {
     #[test]
     fn trap_18_forms_of_content() {
         let template = ChatTemplate::new(CHATML, "", "").unwrap();
-        let prompt = |value| template.render(&[Message::from_json(&value).unwrap()], true).unwrap();
+        let prompt = |value| {
+            let conversation = Conversation::from_json(&json!([value])).unwrap();
+            template.render(&conversation, true).unwrap()
+        };
         let text = prompt(json!({"role": "user", "content": "ab"}));
         assert_eq!(
             text,
@@ -423,6 +412,11 @@ mod tests {
             ("{% for m in messages %}", "line 1"),
             ("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "fuel"),
             ("{{ strftime_now('%!') }}", "strftime_now"),
+            ("{% if tools %}\n{{ tools | no_such_filter }}{% endif %}", "line 2"),
+            (
+                "{% for m in messages %}{% if m.tool_calls %}{{ m.role.no_such() }}{% endif %}{% endfor %}",
+                "no_such",
+            ),
         ] {
             let message = ChatTemplate::new(source, "", "").map(|_| ()).unwrap_err().to_string();
             assert!(
@@ -433,11 +427,48 @@ mod tests {
     }
 
     #[test]
+    fn conversations_as_chat_apis_have_them() {
+        let source = "{{ tools | tojson if tools }}{{ x }}{% for m in messages %}{{ m.content }}{% endfor %}";
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        let render = |value: serde_json::Value| {
+            let conversation = Conversation::from_json(&value).map_err(|error| error.to_string())?;
+            Ok::<_, String>(template.render(&conversation, true).unwrap())
+        };
+        let list = json!([{"role": "user", "content": "a"}]);
+        assert_eq!(render(list.clone()).unwrap(), "a");
+        let whole =
+            json!({"messages": list, "tools": [1], "chat_template_kwargs": {"x": true, "messages": []}});
+        assert_eq!(render(whole).unwrap(), "[1]Truea", "variables do not hide the messages");
+        assert_eq!(render(json!({"messages": list, "tools": null})).unwrap(), "a");
+        for (wrong, wanted) in [
+            (json!("a"), "a list of messages"),
+            (json!({"messages": "a"}), "a list of messages"),
+            (json!({"messages": [], "tools": {}}), "`tools`"),
+            (json!({"messages": [], "chat_template_kwargs": []}), "`chat_template_kwargs`"),
+            (json!({"messages": [{}]}), "no `role`"),
+        ] {
+            let message = render(wrong).unwrap_err();
+            assert!(message.contains(wanted), "{message}");
+        }
+    }
+
+    /// The line and the reason of what fails in the middle of a conversation.
+    #[test]
+    fn a_rendering_that_fails_says_where() {
+        let source =
+            "{% for m in messages %}\n{% if m.role == 'x' %}\n{{ m.a.b.c }}{% endif %}\n{% endfor %}";
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        let error = template.render(&Conversation::new(vec![Message::new("x", "")]), true).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("chat template: line 3: undefined value"), "{text}");
+    }
+
+    #[test]
     fn the_template_may_refuse() {
         let source =
             "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}ok";
         let template = ChatTemplate::new(source, "", "").unwrap();
-        let error = template.render(&[Message::new("system", "x")], true).unwrap_err();
+        let error = template.render(&Conversation::new(vec![Message::new("system", "x")]), true).unwrap_err();
         assert!(
             matches!(&error, TemplateError::Refused { message } if message == "no system role"),
             "{error}"
