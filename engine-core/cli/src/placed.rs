@@ -5,7 +5,7 @@ use crate::settings::Settings;
 use crate::stack::{self, Opened, PluginInUse};
 use anyhow::Result;
 use engine_core::planner::{Fallback, Plan};
-use engine_runtime::{Engine, EngineOptions};
+use engine_runtime::{EngineOptions, WeightType, plan_with_types};
 use formats::GgufFile;
 use serde_json::{Value, json};
 
@@ -32,14 +32,14 @@ impl Placed {
         Placed { plan, plugins, notes, fallbacks }
     }
 
-    /// Where an open file would run: no weight is read.
+    /// Where an open file would run, and how its weights would be held there: no weight is read.
     ///
     /// # Errors
     /// Where a plug-in cannot be had, or the model cannot run on those that can.
-    pub(crate) fn would_be(file: &GgufFile, settings: &Settings) -> Result<Placed> {
+    pub(crate) fn would_be(file: &GgufFile, settings: &Settings) -> Result<(Placed, Vec<WeightType>)> {
         let Opened { stack, plugins, fallbacks } = stack::open(settings)?;
-        let found = Engine::plan_file(file, &stack, EngineOptions::from_config(&settings.config)?)?;
-        Ok(Placed::new(found.plan, found.device_notes, plugins, fallbacks))
+        let (found, types) = plan_with_types(file, &stack, EngineOptions::from_config(&settings.config)?)?;
+        Ok((Placed::new(found.plan, found.device_notes, plugins, fallbacks), types))
     }
 
     /// What runs where, for `--json`.

@@ -56,7 +56,7 @@ pub use planning::describe;
 pub use sampling::{Sampler, SamplingOptions};
 pub use session::Session;
 pub use statistics::{DeviceCounters, Statistics};
-pub use weight_types::{WeightType, weight_types};
+pub use weight_types::{WeightType, plan_with_types};
 
 /// Result of what runs a model.
 pub type Result<T, E = RuntimeError> = std::result::Result<T, E>;

@@ -2,7 +2,7 @@
 
 use crate::planning::Planned;
 use crate::weight::Weight;
-use crate::{EngineOptions, Result, RuntimeError, Stack};
+use crate::{EngineOptions, Placement, Result, RuntimeError, Stack};
 use engine_core::DType;
 use engine_core::planner::Fallback;
 use formats::GgufFile;
@@ -23,12 +23,23 @@ pub struct WeightType {
     pub held_bytes: u64,
 }
 
-/// What the device of a run would hold, without reading a weight; vectors, which are F32 everywhere, are left out.
+/// [`Engine::plan_file`](crate::Engine::plan_file), and what the device would hold; vectors, which are F32 everywhere,
+/// are left out.
 ///
 /// # Errors
 /// As [`Engine::plan_file`](crate::Engine::plan_file).
-pub fn weight_types(file: &GgufFile, stack: &Stack, options: EngineOptions) -> Result<Vec<WeightType>> {
-    Ok(of(&Planned::new(file, stack, options)?.weights))
+pub fn plan_with_types(
+    file: &GgufFile,
+    stack: &Stack,
+    options: EngineOptions,
+) -> Result<(Placement, Vec<WeightType>)> {
+    let planned = Planned::new(file, stack, options)?;
+    let types = of(&planned.weights);
+    let (device, backend) = &stack.compute[planned.at];
+    let device_notes = backend.describe().notes.clone();
+    let placement =
+        Placement { device: device.clone(), device_notes, plan: planned.plan, context: planned.context };
+    Ok((placement, types))
 }
 
 fn of(weights: &[Weight]) -> Vec<WeightType> {

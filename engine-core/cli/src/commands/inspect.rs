@@ -6,6 +6,7 @@ use crate::output;
 use crate::placed::Placed;
 use crate::settings::Settings;
 use anyhow::Result;
+use engine_runtime::WeightType;
 use engine_runtime::check::{CheckReport, check_file};
 use formats::gguf::{Array, Value};
 use formats::tokenizer::TokenizerOptions;
@@ -33,35 +34,60 @@ pub(super) fn inspect(global: &Global, args: &InspectArgs) -> Result<ExitCode> {
         args.pre_tokenizer.as_ref().map_or_else(TokenizerOptions::default, TokenizerOptions::with_pre);
     let inspection = Inspection {
         file: &file,
-        model: ModelDescription::from_gguf(&file).map_err(Into::into),
+        model: engine_runtime::describe(&file).map_err(Into::into),
         tokenizer: read_tokenizer(&file, &options),
         check: args.check.then(|| check_file(&file)),
     };
     let damaged = inspection.check.as_ref().is_some_and(|check| !check.faults.is_empty());
+    let placed = Placed::would_be(&file, &settings);
     if args.json {
         let mut object = inspection.json(args.tensors);
-        object.insert("placement".into(), placement_json(&file, &settings));
+        object.insert("placement".into(), placement_json(&placed));
         output::json(&object.into())?;
     } else {
         output::line(&inspection.text(args.tensors))?;
-        output::line(&placement_text(&file, &settings))?;
+        output::line(&placement_text(&placed))?;
     }
-    Ok(if damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if damaged || placed.is_err() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The model as a run would place it, or why it cannot run. No weight is read.
-fn placement_json(file: &GgufFile, settings: &Settings) -> serde_json::Value {
-    match Placed::would_be(file, settings) {
-        Ok(placed) => json!({"runs": true, "plan": placed.plan_json(), "plugins": placed.plugins_json()}),
+/// The model as a run would place it, or why it cannot run.
+type Placement = Result<(Placed, Vec<WeightType>)>;
+
+fn placement_json(placed: &Placement) -> serde_json::Value {
+    match placed {
+        Ok((placed, types)) => {
+            let types: Vec<serde_json::Value> = types
+                .iter()
+                .map(|of| {
+                    json!({
+                        "stored": of.stored.name(), "held": of.held.name(), "weights": of.weights,
+                        "stored_bytes": of.stored_bytes, "held_bytes": of.held_bytes,
+                    })
+                })
+                .collect();
+            let (plan, plugins) = (placed.plan_json(), placed.plugins_json());
+            json!({"runs": true, "plan": plan, "plugins": plugins, "weight_types": types})
+        }
         Err(error) => json!({"runs": false, "reason": format!("{error:#}")}),
     }
 }
 
-fn placement_text(file: &GgufFile, settings: &Settings) -> String {
-    match Placed::would_be(file, settings) {
-        Ok(placed) => format!("would run:\n{}", indented(&placed.table())),
-        Err(error) => format!("cannot run here: {error:#}"),
-    }
+fn placement_text(placed: &Placement) -> String {
+    let (placed, types) = match placed {
+        Ok(placed) => placed,
+        Err(error) => return format!("cannot run here: {error:#}"),
+    };
+    let row = |of: &WeightType| {
+        let how = match of.stored == of.held {
+            true => "native".to_owned(),
+            false => format!("converted at load to {}, {}", of.held, output::bytes(of.held_bytes)),
+        };
+        vec![of.stored.to_string(), of.weights.to_string(), output::bytes(of.stored_bytes), how]
+    };
+    let rows: Vec<Vec<String>> = types.iter().map(row).collect();
+    let types = output::table(&["matrices", "count", "size", "how"], &rows);
+    format!("would run:\n{}{}", indented(&placed.table()), indented(&types))
 }
 
 impl Inspection<'_> {
