@@ -7,7 +7,7 @@ use crate::placement;
 use crate::progress::Progress;
 use crate::settings::Settings;
 use crate::stack;
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use engine_runtime::{Engine, EngineOptions};
 use formats::tokenizer::TokenizerOptions;
 use formats::{GgufFile, Tokenizer};
@@ -21,6 +21,7 @@ pub(crate) struct Running {
     file: GgufFile,
     tokenizer: OnceLock<Tokenizer>,
     tokenizer_options: TokenizerOptions,
+    strict: bool,
     /// What runs where.
     pub(crate) placed: Placed,
 }
@@ -31,7 +32,7 @@ impl Running {
     /// # Errors
     /// Where any of them is refused.
     pub(crate) fn load(model: &ModelArg, settings: &Settings) -> Result<Running> {
-        let file = GgufFile::open(&model.model)?;
+        let file = model.open()?;
         let tokenizer_options = model.tokenizer_options();
         let opened = stack::open(settings)?;
         for fallback in &opened.fallbacks {
@@ -46,7 +47,8 @@ impl Running {
         drop(progress);
         let notes = engine.backend().describe().notes.clone();
         let placed = Placed::new(engine.plan().clone(), notes, opened.plugins, opened.fallbacks);
-        let running = Running { engine, file, tokenizer: OnceLock::new(), tokenizer_options, placed };
+        let strict = settings.config.general.strict;
+        let running = Running { engine, file, tokenizer: OnceLock::new(), tokenizer_options, strict, placed };
         running.announce();
         Ok(running)
     }
@@ -76,12 +78,16 @@ impl Running {
     /// The model's tokenizer, read when it is first needed.
     ///
     /// # Errors
-    /// Where the file has none, or one that is not known.
+    /// Where the file has none, or one that is not known; under `strict`, where something is assumed for want of a key.
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer> {
         if let Some(tokenizer) = self.tokenizer.get() {
             return Ok(tokenizer);
         }
         let tokenizer = read_tokenizer(&self.file, &self.tokenizer_options)?;
+        if let Some(assumed) = tokenizer.assumptions().next().filter(|_| self.strict) {
+            return Err(anyhow!("strict is on, and {}: {assumed}", self.file.path().display()))
+                .hint("--pre-tokenizer NAME and --override KEY=VALUE say what the file does not");
+        }
         for notice in tokenizer.notices() {
             tracing::warn!("{}: {notice}", self.file.path().display());
         }
@@ -120,3 +126,25 @@ impl ModelArg {
         self.pre_tokenizer.as_ref().map_or_else(TokenizerOptions::default, TokenizerOptions::with_pre)
     }
 }
+    /// Opens the model's file, the overridden keys laid over its own, each with a line in the log.
+    ///
+    /// # Errors
+    /// Where the file is refused, or a value does not suit its key.
+    pub(crate) fn open(&self) -> Result<GgufFile> {
+        let mut file = GgufFile::open(&self.model)?;
+        for (key, text) in &self.overrides {
+            let done = file.override_key(key, text).hint("--override KEY=VALUE (or THERMOCLINE_OVERRIDE)")?;
+            match done.before {
+                Some(before) => {
+                    tracing::info!(
+                        "override: {key} is {}, not the file's {}",
+                        done.value.brief(),
+                        before.brief()
+                    );
+                }
+                None => tracing::warn!("override: {key} is {}; the file has no such key", done.value.brief()),
+            }
+        }
+        Ok(file)
+    }
+

@@ -14,7 +14,6 @@ use engine_core::operation::SlotId;
 use engine_loader::Catalogue;
 use engine_runtime::EngineOptions;
 use engine_runtime::trace::{self, TraceOptions};
-use formats::GgufFile;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -32,7 +31,7 @@ pub(super) fn diverge(global: &Global, args: &DivergeArgs) -> Result<ExitCode> {
     let catalogue = stack::catalogue(&settings);
     let device = device(&settings, &catalogue, args)?;
     let oracle = oracle(&settings, &catalogue, &args.oracle)?;
-    let file = GgufFile::open(&args.model.model)?;
+    let file = args.model.open()?;
     let tokenizer = read_tokenizer(&file, &args.model.tokenizer_options())?;
     let EngineOptions { activations, sparsity, .. } = EngineOptions::from_config(&settings.config)?;
     let trace = trace::Trace::new(

@@ -54,7 +54,7 @@ pub(super) fn score(global: &Global, args: &ScoreArgs) -> Result<()> {
     let mut written = Ok(());
     let mut begun = false;
     let (mut sum, mut count) = (0.0, 0u32);
-    session.score(&ids, &mut |at, logits| {
+    let scored = session.score(&ids, &mut |at, logits| {
         let logits = &logits[..logits.len().min(width)];
         let (Some(&id), next) = (ids.get(at as usize), ids.get(at as usize + 1).copied()) else { return };
         let position = position(at, id, next, logits, args);
@@ -76,6 +76,13 @@ pub(super) fn score(global: &Global, args: &ScoreArgs) -> Result<()> {
     })?;
     written?;
     let mean = (count > 0).then(|| -sum / f64::from(count));
+    if let Err(error) = scored {
+        // What is out is out: the object ends, and says why before its end.
+        if begun {
+            output::line(&format!("\n],\"error\":{}}}", serde_json::to_string(&error.to_string())?))?;
+        }
+        return Err(error.into());
+    }
     let tail = serde_json::json!({"mean_negative_log_likelihood": mean, "perplexity": mean.map(f64::exp)});
     output::line(&format!("\n],{}", serde_json::to_string(&tail)?.trim_start_matches('{')))
 }

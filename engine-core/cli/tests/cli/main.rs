@@ -9,7 +9,10 @@ mod bad_plugins;
 mod chat;
 mod diverge;
 mod generation;
+mod limits;
 mod linked_in;
+mod misbehaving;
+mod overrides;
 mod processor;
 mod program;
 mod surface;
@@ -25,7 +28,10 @@ fn main() -> std::process::ExitCode {
         chat::tests(),
         bad_files::tests(),
         bad_plugins::tests(),
+        limits::tests(),
         linked_in::tests(),
+        misbehaving::tests(),
+        overrides::tests(),
         processor::tests(),
         diverge::tests(),
         templates::tests(),
@@ -52,14 +58,16 @@ fn main() -> std::process::ExitCode {
                 Trial::test(name, run).with_ignored_flag(ignored).with_kind(kind)
             },
         ))
-        .chain(processor::tests_where_allowed().into_iter().map(|(name, lacking, test)| {
-            let run = move || {
-                test();
-                Ok(())
-            };
-            let ignored = lacking.is_some();
-            Trial::test(name, run).with_ignored_flag(ignored).with_kind(lacking.unwrap_or_default())
-        }))
+        .chain(processor::tests_where_allowed().into_iter().chain(misbehaving::tests_with_fixtures()).map(
+            |(name, lacking, test)| {
+                let run = move || {
+                    test();
+                    Ok(())
+                };
+                let ignored = lacking.is_some();
+                Trial::test(name, run).with_ignored_flag(ignored).with_kind(lacking.unwrap_or_default())
+            },
+        ))
         .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
