@@ -176,6 +176,7 @@ def main():
                   "{{ v | tojson(indent=2) }}{% if loop.last %}{% break %}{% endif %}{%- endfor -%}{{ ns.n }}{{ messages[::-1][0] }}",
         "raise": "{{ bos_token }}{% if messages[0].role != 'user' %}{{ raise_exception('no') }}{% endif %}{{ strftime_now('%d %b %Y') }}",
         "generation": "{% for m in messages %}{% generation %}{{ m.content.strip().split('e')[-1] }}{% endgeneration %}{% endfor %}",
+        "open": "{%}{{ 1 }}{% generation %}{%- endgeneration",
         "macro": "{% macro f(x, y=1) %}[{{ x }}{{ y }}]{% endmacro %}{{ f('a') }}{{ f(eos_token, y=2) }}{{ 'a' ~ 1 // 2 ** 3 % 4 }}",
     }.items():
         put("template", name, archive(template=template, conversation=messages))

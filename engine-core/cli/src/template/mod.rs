@@ -135,7 +135,7 @@ impl Conversation {
     pub(crate) fn from_json(value: &serde_json::Value) -> Result<Conversation, TemplateError> {
         let fail = |detail: &str| TemplateError::Message { detail: detail.to_owned() };
         let list = value.as_array().or_else(|| value.get("messages")?.as_array());
-        let list = list.ok_or_else(|| fail("wanted a list of messages, or an object with `messages`"))?;
+        let list = list.ok_or_else(|| fail("there is no list of messages, and no object with `messages`"))?;
         let messages = list.iter().map(Message::from_json).collect::<Result<_, _>>()?;
         let tools = value.get("tools").filter(|tools| !tools.is_null());
         if tools.is_some_and(|tools| !tools.is_array()) {
@@ -284,7 +284,8 @@ fn without_generation_tags(source: &str) -> String {
     while let Some(start) = rest.find("{%") {
         let (before, tag) = rest.split_at(start);
         result.push_str(before);
-        let Some(end) = tag.find("%}") else {
+        // Behind the opening: `{%}` opens a tag and does not close it.
+        let Some(end) = tag[2..].find("%}").map(|at| at + 2) else {
             rest = tag;
             break;
         };
@@ -409,6 +410,8 @@ mod tests {
             ("a\n{{ messages | no_such_filter }}", "line 2"),
             ("a\n{{ no_such_function() }}", "line 2"),
             ("{% nosuchtag %}", "nosuchtag"),
+            ("{%}{{ 1 }}", "line 1"), // found by fuzzing
+            ("{% generation %", "line 1"),
             ("{% for m in messages %}", "line 1"),
             ("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "fuel"),
             ("{{ strftime_now('%!') }}", "strftime_now"),
@@ -441,8 +444,8 @@ mod tests {
         assert_eq!(render(whole).unwrap(), "[1]Truea", "variables do not hide the messages");
         assert_eq!(render(json!({"messages": list, "tools": null})).unwrap(), "a");
         for (wrong, wanted) in [
-            (json!("a"), "a list of messages"),
-            (json!({"messages": "a"}), "a list of messages"),
+            (json!("a"), "no list of messages"),
+            (json!({"messages": "a"}), "no list of messages"),
             (json!({"messages": [], "tools": {}}), "`tools`"),
             (json!({"messages": [], "chat_template_kwargs": []}), "`chat_template_kwargs`"),
             (json!({"messages": [{}]}), "no `role`"),
