@@ -5,7 +5,7 @@ use crate::args::{Global, ScoreArgs};
 use crate::model::Running;
 use crate::settings::Settings;
 use crate::{output, prompt};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::Serialize;
 use std::path::Path;
 
@@ -36,7 +36,8 @@ pub(super) fn score(global: &Global, args: &ScoreArgs) -> Result<()> {
     let ids = match &args.input {
         input if !input.ids.is_empty() => input.ids.clone(),
         input if input.ids_file.is_some() => {
-            prompt::parse_ids(&prompt::read_text(input.ids_file.as_deref().unwrap_or(Path::new("-")))?)?
+            let path = input.ids_file.as_deref().unwrap_or(Path::new("-"));
+            prompt::parse_ids(&prompt::read_text(path)?).with_context(|| path.display().to_string())?
         }
         input => {
             let file = input.file.as_deref().map(prompt::read_text).transpose()?;
@@ -73,9 +74,8 @@ pub(super) fn score(global: &Global, args: &ScoreArgs) -> Result<()> {
                 output::write(&format!("{before}{line}"))
             });
         }
-    })?;
+    });
     written?;
-    let mean = (count > 0).then(|| -sum / f64::from(count));
     if let Err(error) = scored {
         // What is out is out: the object ends, and says why before its end.
         if begun {
@@ -83,6 +83,7 @@ pub(super) fn score(global: &Global, args: &ScoreArgs) -> Result<()> {
         }
         return Err(error.into());
     }
+    let mean = (count > 0).then(|| -sum / f64::from(count));
     let tail = serde_json::json!({"mean_negative_log_likelihood": mean, "perplexity": mean.map(f64::exp)});
     output::line(&format!("\n],{}", serde_json::to_string(&tail)?.trim_start_matches('{')))
 }
