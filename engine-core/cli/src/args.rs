@@ -189,6 +189,10 @@ pub(crate) struct ModelArg {
     /// Pre-tokenizer to use instead of the one that the file names.
     #[arg(long, env = "THERMOCLINE_PRE_TOKENIZER", hide_env = true, value_name = "NAME")]
     pub(crate) pre_tokenizer: Option<String>,
+    /// Metadata to use instead of the file's, such as `llama.rope.freq_base=1e6`; may be given several times.
+    #[arg(long = "override", env = "THERMOCLINE_OVERRIDE", hide_env = true, value_name = "KEY=VALUE")]
+    #[arg(value_parser = key_and_value)]
+    pub(crate) overrides: Vec<(String, String)>,
 }
 
 /// `run`.
@@ -201,10 +205,6 @@ then none is added and a warning says so. --no-bos adds none.
 Every flag is also a variable: --top-k is THERMOCLINE_TOP_K; the flag wins.
 
 Exit codes: 0 done; 1 error; 2 wrong usage; 130 stopped by Ctrl-C (twice kills).")]
-    /// Metadata to use instead of the file's, such as `llama.rope.freq_base=1e6`; may be given several times.
-    #[arg(long = "override", env = "THERMOCLINE_OVERRIDE", hide_env = true, value_name = "KEY=VALUE")]
-    #[arg(value_parser = key_and_value)]
-    pub(crate) overrides: Vec<(String, String)>,
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
@@ -506,14 +506,6 @@ pub(crate) struct DivergeArgs {
     /// Goes on after the first departure, for the worst errors of every kind of operation.
     #[arg(long)]
     pub(crate) whole: bool,
-/// The two sides of `KEY=VALUE`.
-fn key_and_value(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().to_owned(), value.to_owned())),
-        _ => Err("wanted KEY=VALUE, such as llama.rope.freq_base=1e6".to_owned()),
-    }
-}
-
     /// Plants one of the suite's faults into the device, to see that it is found.
     #[arg(long, value_name = "FAULT", hide = true)]
     pub(crate) planted_fault: Option<String>,
@@ -526,6 +518,14 @@ fn key_and_value(text: &str) -> Result<(String, String), String> {
 pub(crate) struct DevicesArgs {
     #[command(flatten)]
     pub(crate) search: SearchArgs,
+}
+
+/// The two sides of `KEY=VALUE`.
+fn key_and_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().to_owned(), value.to_owned())),
+        _ => Err("wanted KEY=VALUE, such as llama.rope.freq_base=1e6".to_owned()),
+    }
 }
 
 /// A parser for a key of the config that is one of a few words: the words come from the schema.

@@ -89,7 +89,12 @@ impl Running {
                 .hint("--pre-tokenizer NAME and --override KEY=VALUE say what the file does not");
         }
         for notice in tokenizer.notices() {
-            tracing::warn!("{}: {notice}", self.file.path().display());
+            // True of nearly every small vocabulary, and of no use to who runs a model; `inspect` tells it.
+            if notice.contains("bytes have no token") {
+                tracing::debug!("{}: {notice}", self.file.path().display());
+            } else {
+                tracing::warn!("{}: {notice}", self.file.path().display());
+            }
         }
         Ok(self.tokenizer.get_or_init(|| tokenizer))
     }
@@ -121,11 +126,6 @@ pub(crate) fn read_tokenizer(file: &GgufFile, options: &TokenizerOptions) -> Res
 }
 
 impl ModelArg {
-    /// What the flags say about the tokenizer.
-    pub(crate) fn tokenizer_options(&self) -> TokenizerOptions {
-        self.pre_tokenizer.as_ref().map_or_else(TokenizerOptions::default, TokenizerOptions::with_pre)
-    }
-}
     /// Opens the model's file, the overridden keys laid over its own, each with a line in the log.
     ///
     /// # Errors
@@ -148,3 +148,8 @@ impl ModelArg {
         Ok(file)
     }
 
+    /// What the flags say about the tokenizer.
+    pub(crate) fn tokenizer_options(&self) -> TokenizerOptions {
+        self.pre_tokenizer.as_ref().map_or_else(TokenizerOptions::default, TokenizerOptions::with_pre)
+    }
+}

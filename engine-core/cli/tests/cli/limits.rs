@@ -18,19 +18,19 @@ pub(crate) fn tests() -> Vec<Test> {
 fn mapped_weights() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("c.toml");
-    let with = |limit: u64, more: &[&str]| {
+    let with = |limit: u64, context: &str| {
         std::fs::write(&config, format!("[compute.options.cpu]\nmemory_limit = {limit}\n")).unwrap();
         let (model, config) = (model(), config.to_str().unwrap().to_owned());
         let base =
-            ["run", "-m", &model, "-p", "Once", "-n", "4", "--temp", "0", "-c", "32", "-b", "8", "--json"];
-        run(&[&base[..], &["--config", &config], more].concat())
+            ["run", "-m", &model, "-p", "Once", "-n", "4", "--temp", "0", "-c", context, "-b", "8", "--json"];
+        run(&[&base[..], &["--config", &config]].concat())
     };
-    let value = with(4_000_000, &[]).json();
+    let value = with(4_000_000, "32").json();
     let counters = value["statistics"]["devices"][0]["counters"].as_array().unwrap();
     let peak = counters.iter().find(|counter| counter[0] == "bytes_allocated_peak").unwrap();
     assert!((1..=4_000_000).contains(&peak[1].as_u64().unwrap()), "{value}");
-    with(100_000, &[]).fails_with(&["does not fit", "may use", "--context"]);
-    with(4_000_000, &["-c", "8192"]).fails_with(&["does not fit", "8192 positions", "--context"]);
+    with(100_000, "32").fails_with(&["does not fit", "may use", "--context"]);
+    with(4_000_000, "8192").fails_with(&["does not fit", "8192 positions", "--context"]);
 }
 
 /// The context that a file names is the default, whatever it is.

@@ -66,7 +66,13 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     pub(crate) fn of(command: &mut Command) -> Outcome {
-        Outcome::from(command.output().unwrap())
+        loop {
+            match command.output() {
+                // A copy of the program that another thread's new process, not yet itself, still holds open for writing.
+                Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+                other => return Outcome::from(other.unwrap()),
+            }
+        }
     }
 
     pub(crate) fn json(&self) -> serde_json::Value {
