@@ -21,7 +21,9 @@ fn the_c_example_is_a_plugin() {
     let mut policy = catalogue.open_cache("all", &options("")).unwrap();
     assert_eq!(catalogue.entries()[0].door, Some(Door::CSymbol));
     let region = |budget_bytes| Region { unit_bytes: 4, budget_bytes };
-    assert!(policy.configure(&[region(9), region(3)]).unwrap_err().to_string().contains("cannot hold a unit"));
+    assert!(
+        policy.configure(&[region(9), region(3)]).unwrap_err().to_string().contains("cannot hold a unit")
+    );
     // As the host does for a model whose layers differ in type.
     policy.configure(&[region(9), region(4)]).unwrap();
     let miss = |region, cluster| Miss { unit: Unit { region, layer: 0, cluster }, deadline: 0 };
