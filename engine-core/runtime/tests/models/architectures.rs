@@ -3,7 +3,7 @@
 
 use crate::stack::{Outcome, Setup, ensure};
 use engine_core::DType;
-use engine_runtime::Engine;
+use engine_runtime::{Engine, SparsityChoice};
 use formats::gguf::{GgufFile, GgufWriter};
 use formats::quantise::{dequantise, quantise};
 use libtest_mimic::{Failed, Trial};
@@ -47,6 +47,10 @@ pub(crate) fn trials() -> Vec<Trial> {
                 add("odd_addresses", odd_addresses);
             }
         }
+    }
+    for dtype in [DType::Q5_0, DType::Q5_1, DType::IQ4NL, DType::MXFP4] {
+        let trial = format!("architectures::types_without_kernels::{dtype}");
+        trials.push(Trial::test(trial, move || converted(dtype)));
     }
     trials
 }
@@ -171,13 +175,61 @@ fn ways_agree(setup: Setup, name: &str) -> Outcome {
     for (what, setup) in others {
         ensure(scored(&setup.load(model.path())?, &ids)? == wanted, || format!("{what} changes logits"))?;
     }
-    let mut session = setup.load(model.path())?.session()?;
-    for (id, wanted) in ids.iter().zip(&wanted) {
-        ensure(session.decode(*id)? == wanted, || {
-            format!("decoding differs at position {}", session.past())
-        })?;
+    // Skipping neurons that are exactly 0 changes nothing either, where there are such.
+    let engine = setup.load(model.path())?;
+    let sparse = engine.model().layers.iter().all(|layer| layer.ffn.activation.is_sparse());
+    let skipping = if sparse { SparsityChoice::GateFirst } else { SparsityChoice::Dense };
+    for sparsity in [SparsityChoice::Dense, skipping] {
+        let mut session = Setup { sparsity, ..setup }.load(model.path())?.session()?;
+        for (id, wanted) in ids.iter().zip(&wanted) {
+            let past = session.past();
+            let same = session.decode(*id)? == wanted;
+            ensure(same, || format!("decoding ({sparsity:?}) differs at position {past}"))?;
+        }
     }
     Ok(())
+}
+
+/// A type that the CPU has no kernels for, and the oracle has: what it is converted to gives the same logits.
+fn converted(dtype: DType) -> Outcome {
+    let folder = model("llama")?;
+    let file = GgufFile::open(folder.path())?;
+    let mut writer = GgufWriter::copy_of(&file);
+    let mut state = 1u32;
+    for tensor in file.tensors().iter().filter(|tensor| tensor.dims.len() > 1) {
+        let blocks = tensor.elements() / dtype.block_elements();
+        let mut bytes = vec![0u8; usize::try_from(blocks * dtype.block_bytes())?];
+        for block in bytes.chunks_exact_mut(usize::try_from(dtype.block_bytes())?) {
+            for byte in block.iter_mut() {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                *byte = (state >> 24) as u8;
+            }
+            // What is no code: a scale that makes elements of about 0.1.
+            match dtype {
+                DType::MXFP4 => block[0] = 122,                                 // 2^-5
+                DType::Q5_1 => block[..4].copy_from_slice(&[31, 33, 205, 176]), // 0.01, and -0.15 for code 0
+                DType::IQ4NL => block[..2].copy_from_slice(&[25, 20]),          // 0.001
+                _ => block[..2].copy_from_slice(&[31, 33]),
+            }
+        }
+        writer.tensor(&tensor.name, dtype, &tensor.dims, bytes)?;
+    }
+    let path = folder.path().join("other.gguf");
+    writer.write(&path)?;
+    let ids = reference("llama")?.ids;
+    ensure(Setup::on("cpu").load(&path).is_err(), || "strict, and converted all the same".into())?;
+    let cpu = Setup { strict: false, ..Setup::on("cpu") }.load(&path)?;
+    let oracle = Setup::on("reference").load(&path)?;
+    let copied = |engine: &Engine| engine.weight_bytes_copied() as f64 / engine.weight_bytes() as f64;
+    ensure(copied(&cpu) > 0.9 && copied(&oracle) < 0.1, || {
+        format!("the CPU holds {:.2} itself, the oracle {:.2}", copied(&cpu), copied(&oracle))
+    })?;
+    let exact = |row: &Vec<f32>| row.iter().map(|logit| f64::from(*logit)).collect();
+    let wanted: Vec<Vec<f64>> = scored(&oracle, &ids)?.iter().map(exact).collect();
+    let size = wanted.iter().flatten().fold(0f64, |most, logit| most.max(logit.abs()));
+    ensure(size > 0.1, || format!("the largest logit is {size}: nothing is compared"))?;
+    let (all, worst) = distances(&scored(&cpu, &ids)?, &wanted);
+    ensure(all < LIMIT, || format!("relative L2 {all:.2e}, at the worst position {worst:.2e}"))
 }
 
 /// Tensors of `model.safetensors` with their bytes, in its order.

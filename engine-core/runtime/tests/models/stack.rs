@@ -20,6 +20,7 @@ pub(crate) struct Setup {
     pub(crate) batch: u32,
     pub(crate) activations: Activations,
     pub(crate) sparsity: SparsityChoice,
+    pub(crate) strict: bool,
 }
 
 impl Setup {
@@ -32,6 +33,7 @@ impl Setup {
             batch: 256,
             activations: Activations::F32,
             sparsity: SparsityChoice::Dense,
+            strict: true,
         }
     }
 
@@ -54,7 +56,7 @@ impl Setup {
             batch: self.batch,
             activations: self.activations,
             sparsity: self.sparsity,
-            strict: true,
+            strict: self.strict,
             count_active: false,
         };
         Ok(Engine::load(model, stack, options)?)
