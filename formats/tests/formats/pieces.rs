@@ -138,3 +138,55 @@ proptest! {
         }
     }
 }
+
+/// One of the small files beside the table of ids (fixtures/make_tokenizer_table.py), changed.
+fn unigram(name: &str, change: impl FnOnce(&mut GgufWriter<'static>)) -> Result<Tokenizer> {
+    let path = format!("{}/tests/fixtures/tokenizers/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
+    let file = GgufFile::open(path)?;
+    let mut w = GgufWriter::new(Container::Gguf);
+    for (key, value) in file.metadata().iter() {
+        w.set(key, value.clone());
+    }
+    change(&mut w);
+    Tokenizer::from_gguf(&GgufFile::parse("unigram.gguf", w.to_bytes())?, &TokenizerOptions::default())
+}
+
+#[test]
+fn row_14_and_15_unigram_on_long_runs() {
+    let (bytes, words) = (unigram("unigram-bytes", |_| {}).unwrap(), unigram("unigram", |_| {}).unwrap());
+    // Quadratic time would be minutes here; the test ends or it does not.
+    for unit in ["a", " ", "7", "\u{301}", "^", "\n", "中", "a ", "\u{fffd}", "</s", "🙂"] {
+        let text = unit.repeat((1 << 20) / unit.len());
+        let ids = bytes.encode(&text, false, true);
+        assert!(bytes.decode(&ids) == text.as_bytes(), "{unit:?}");
+        assert!(words.encode(&text, false, true).len() <= text.len() + 1);
+    }
+    for text in
+        ["", " a", "a ", "  ", "\n\n", "</s>a", "</s> a", "a</s></s>\n", "\u{2581} \u{2581}", "\0\u{7f}é 🙂"]
+    {
+        for parse_special in [false, true] {
+            let ids = bytes.encode(text, false, parse_special);
+            assert_eq!(bytes.decode(&ids), text.as_bytes(), "{text:?}");
+        }
+    }
+    let off = unigram("unigram-bytes", set("tokenizer.ggml.add_space_prefix", false)).unwrap();
+    assert_eq!(off.decode(&off.encode("a", false, false)), b"a");
+    assert_ne!(off.encode("a", false, false), bytes.encode("a", false, false));
+    // Rewriting rules and spaces that are made one.
+    assert_eq!(words.encode("ﬁ \t x", false, false), words.encode("  fi x ", false, false));
+    let kept = unigram("unigram", remove("tokenizer.ggml.precompiled_charsmap")).unwrap();
+    assert_ne!(kept.encode("ﬁ", false, false), kept.encode("fi", false, false));
+}
+
+#[test]
+fn what_is_wrong_with_a_unigram_file_is_named() {
+    let key = "tokenizer.ggml.precompiled_charsmap";
+    let refused = |change: &dyn Fn(&mut GgufWriter<'static>)| unigram("unigram", |w| change(w)).unwrap_err();
+    says(&refused(&set(key, Array::U8(vec![1, 0]))), &[key, "2 bytes"]);
+    says(&refused(&set(key, Array::U8(vec![9, 0, 0, 0, 1]))), &[key, "trie of 9 bytes"]);
+    says(&refused(&set(key, "x")), &[key, "an array of bytes"]);
+    says(&refused(&set("tokenizer.ggml.scores", Array::F32(vec![0.0]))), &["1 scores"]);
+    let own = "thermocline.tokenizer.normalizer";
+    says(&refused(&set(own, "{")), &[own, "no JSON"]);
+    says(&refused(&set(own, "{\"type\": \"Nmt\"}")), &[own, "Nmt"]);
+}

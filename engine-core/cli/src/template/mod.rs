@@ -15,6 +15,10 @@ use std::fmt;
 /// Instructions that one rendering may take: a template is a stranger's program.
 const FUEL: u64 = 2_000_000;
 
+/// Stack that one rendering may take (it is memory only where it is used): as many lists in lists as the fuel pays for are
+/// dropped one in another.
+const STACK: usize = 512 << 20;
+
 /// Why a template or a message was refused.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -170,11 +174,12 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(template_error)?);
         environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(python::method);
         environment.set_formatter(python::print);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", python::strftime_now);
         environment.add_filter("tojson", python::tojson);
+        environment.add_filter("string", python::string);
         environment.add_template_owned(NAME, without_generation_tags(source)).map_err(template_error)?;
         let template = ChatTemplate { environment, bos: bos.to_owned(), eos: eos.to_owned() };
         let (user, assistant) = (Message::new("user", "Hello"), Message::new("assistant", "Hello"));
@@ -219,7 +224,15 @@ impl ChatTemplate {
         ] {
             context.insert(name.into(), value);
         }
-        self.environment.get_template(NAME)?.render(Value::from(Serde(&context)))
+        let template = self.environment.get_template(NAME)?;
+        let render = || template.render(Value::from(Serde(&context)));
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, render);
+            let thread = thread.map_err(|error| {
+                Error::new(ErrorKind::InvalidOperation, format!("no thread to render in: {error}"))
+            })?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 }
 
@@ -404,6 +417,14 @@ mod tests {
         }
     }
 
+    /// A list of two lists of two lists, forty times.
+    const BOMB: &str =
+        "{% set n = namespace(x=1) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}";
+
+    /// A list in a list, as often as a loop goes round.
+    const DEEP: &str =
+        "{% set n = namespace(x=1) %}{% for i in range(90000) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x }}";
+
     #[test]
     fn trap_19_what_is_missing_is_said_at_load() {
         for (source, wanted) in [
@@ -412,6 +433,16 @@ mod tests {
             ("{% nosuchtag %}", "nosuchtag"),
             ("{%}{{ 1 }}", "line 1"), // found by fuzzing
             ("{% generation %", "line 1"),
+            ("{{ '{:>99999999999}'.format('a') }}", "a field of width 99999999999"),
+            (BOMB, "too many parts"),
+            (DEEP, "too many parts"),
+            ("{{ '%99999999999d' | format(1) }}", "fuel"),
+            ("{{ 'aaaa' * 99999999999 }}", "fuel"),
+            ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion"),
+            (
+                "{% set ns = namespace(x='aaaa') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+                "fuel",
+            ),
             ("{% for m in messages %}", "line 1"),
             ("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "fuel"),
             ("{{ strftime_now('%!') }}", "strftime_now"),

@@ -1,6 +1,6 @@
 //! What templates know from Python: `json.dumps`, `strftime`, and how its values are written.
 
-use minijinja::value::{Kwargs, Serde, Value, ValueKind};
+use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State, escape_formatter};
 
 /// `strftime_now(format)`: the local time.
@@ -11,7 +11,10 @@ pub(super) fn strftime_now(format: String) -> Result<String, Error> {
 }
 
 /// `tojson` as Python's `json.dumps(ensure_ascii=False)` writes it: no escapes for HTML, a space after `,` and `:`.
-pub(super) fn tojson(value: Serde<serde_json::Value>, options: Kwargs) -> Result<Value, Error> {
+pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    bounded(value)?;
+    let value: serde_json::Value = serde_json::to_value(value)
+        .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("tojson: {error}")))?;
     let indent: Option<usize> = options.get("indent")?;
     let sort: Option<bool> = options.get("sort_keys")?;
     let ascii: Option<bool> = options.get("ensure_ascii")?;
@@ -123,12 +126,69 @@ fn float(number: f64) -> String {
     }
 }
 
+/// Python's methods of texts, lists and dictionaries; `format` with fields of bounded width, for what it pads to is
+/// allocated before any fuel is counted.
+pub(super) fn method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    name: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
+    if let ("format", Some(text)) = (name, value.as_str())
+        && let Some(field) = text.split('{').skip(1).find_map(|field| widest(field.split('}').next()?))
+    {
+        let detail = format!("a field of width {field} in `format`; at most {WIDEST} digits of it are taken");
+        return Err(Error::new(ErrorKind::InvalidOperation, detail));
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
+}
+
+/// Digits of a width that `format` takes.
+const WIDEST: usize = 4;
+
+/// A number with more digits than that.
+fn widest(field: &str) -> Option<&str> {
+    field.split(|c: char| !c.is_ascii_digit()).find(|digits| digits.len() > WIDEST)
+}
+
 /// Writes what a template prints: numbers with a point as Python does, all else as the template engine does.
 pub(super) fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     match f64::try_from(value.clone()) {
         Ok(number) if value.kind() == ValueKind::Number && !value.is_integer() => {
             out.write_str(&float(number)).map_err(Error::from)
         }
-        _ => escape_formatter(out, state, value),
+        _ => {
+            bounded(value)?;
+            escape_formatter(out, state, value)
+        }
     }
+}
+
+/// `string`: what would be printed.
+pub(super) fn string(value: &Value) -> Result<Value, Error> {
+    bounded(value)?;
+    Ok(Value::from(value.to_string()))
+}
+
+/// Values in one that is printed.
+const MOST_VALUES: usize = 1 << 20;
+/// Lists in lists in one that is printed.
+const DEEPEST: usize = 200;
+
+/// Refuses a value that takes too long to print: a list may hold another many times, which costs no fuel.
+fn bounded(value: &Value) -> Result<(), Error> {
+    fn walk(value: &Value, left: &mut usize, depth: usize) -> Result<(), Error> {
+        let inner: Vec<Value> = match value.kind() {
+            ValueKind::Seq => value.try_iter()?.collect(),
+            ValueKind::Map => value.try_iter()?.map(|key| value.get_item(&key)).collect::<Result<_, _>>()?,
+            _ => return Ok(()),
+        };
+        *left = left.saturating_sub(inner.len());
+        if *left == 0 || depth == DEEPEST {
+            let detail = "a value with too many parts is printed";
+            return Err(Error::new(ErrorKind::InvalidOperation, detail));
+        }
+        inner.iter().try_for_each(|value| walk(value, left, depth + 1))
+    }
+    walk(value, &mut { MOST_VALUES }, 0)
 }
