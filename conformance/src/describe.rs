@@ -37,7 +37,11 @@ pub fn shape_of(problem: &Problem) -> String {
     let operands = operation.kind.operands();
     let parts = operands.iter().map(|o| format!("{} {}", o.field, problem.tensor(o.slot)));
     let mut text = parts.collect::<Vec<_>>().join(", ");
-    text.push_str(&format!("; {} of up to {} tokens", problem.tokens, problem.list.token_capacity));
+    text.push_str(&match (problem.tokens, problem.list.token_capacity) {
+        (1, 1) => "; 1 token".to_owned(),
+        (tokens, capacity) if tokens == capacity => format!("; {tokens} tokens"),
+        (tokens, capacity) => format!("; {tokens} of up to {capacity} tokens"),
+    });
     for (_, ranges) in &problem.ranges {
         let ranges: Vec<String> = ranges.iter().map(ToString::to_string).collect();
         text.push_str(&format!("; neurons [{}]", ranges.join(", ")));

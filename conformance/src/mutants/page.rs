@@ -65,7 +65,10 @@ pub fn markdown(verdicts: &[Verdict]) -> String {
     page.push_str(
         "\nThe finder feeds device and reference the same operands, one operation at a time, and compares once. So it sees\n\
          wrong values and writes outside of an operand, and blames the right operation; it cannot see what depends on a\n\
-         second run, on the batch, or on values that a model's file does not hold. Those are the suite's: run both.\n",
+         second run, on the batch, or on values that a model's file does not hold. Those are the suite's: run both.\n\n\
+         With the story model of this repository it names the same operations (`blk.0.rope_q` for rope). A fault is seen\n\
+         only where a run uses what it spoils: `peeking-predictor` needs `--sparsity predictor`, and `past-cluster` needs\n\
+         `--shares 2` or more, for a layer in one piece has no neuron past its range.\n",
     );
     page
 }

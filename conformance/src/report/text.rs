@@ -248,6 +248,11 @@ impl Report {
                 "the limit of the operation and class, times the sum of absolute products that the element is made of",
             ),
             (compute && failed, "wanted, itself", "the reference's value; the device's own in its first run"),
+            (
+                compute && failed,
+                "a case's name",
+                "operation / type of weights / activations / shape or selection / values of the operands, or the promise",
+            ),
             (failed, "again", "runs this case alone, with the same operands"),
         ];
         let mut begun = false;

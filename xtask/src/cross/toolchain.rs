@@ -28,19 +28,21 @@ pub(super) const STORY: &[&str] = &[
     "thermocline",
 ];
 
-/// Kernels and oracle are compiled as they are shipped; everything else only has to be there soon.
+/// A profile of its own, so that this build and one for the machine itself do not wait for each other. Kernels and oracle
+/// are compiled as they are shipped; everything else only has to be there soon.
 const PROFILE: &[&str] = &[
-    "profile.release.opt-level=1",
-    "profile.release.debug=false",
-    "profile.release.package.compute-cpu.opt-level=3",
-    "profile.release.package.compute-reference.opt-level=3",
-    "profile.release.package.engine-core.opt-level=2",
-    "profile.release.package.half.opt-level=3",
+    "profile.emulated.inherits='release'",
+    "profile.emulated.opt-level=1",
+    "profile.emulated.debug=false",
+    "profile.emulated.package.compute-cpu.opt-level=3",
+    "profile.emulated.package.compute-reference.opt-level=3",
+    "profile.emulated.package.engine-core.opt-level=2",
+    "profile.emulated.package.half.opt-level=3",
 ];
 
 /// Where programs and plug-ins for the target are built.
-pub(super) fn release() -> PathBuf {
-    process::target().join(TARGET).join("release")
+pub(super) fn built() -> PathBuf {
+    process::target().join(TARGET).join("emulated")
 }
 
 /// Compiler and emulator, ready.
@@ -115,7 +117,7 @@ impl Toolchain {
             "#!/bin/sh\nQEMU_CPU={} QEMU_LD_PREFIX={} exec qemu-aarch64 -0 \"$0\" '{}' \"$@\"\n",
             tier.cpu,
             packages::LIBC_ROOT,
-            release().join(name).display()
+            built().join(name).display()
         );
         std::fs::write(&script, text).with_context(|| format!("cannot write {}", script.display()))?;
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
@@ -125,7 +127,7 @@ impl Toolchain {
     }
 
     fn cargo(&self, what: &str) -> Command {
-        let mut command = process::cargo(&[what, "--release", "--target", TARGET]);
+        let mut command = process::cargo(&[what, "--profile", "emulated", "--target", TARGET]);
         command.args(PROFILE.iter().flat_map(|setting| ["--config", setting]));
         command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", packages::LINKER);
         if let Some(sysroot) = &self.sysroot {
@@ -137,17 +139,17 @@ impl Toolchain {
 }
 
 fn wrapper(program: &str, tier: &Tier) -> PathBuf {
-    release().join(format!("{program}-{}", tier.cpu))
+    built().join(format!("{program}-{}", tier.cpu))
 }
 
 /// A compute plug-in for the target.
 pub(super) fn plugin(name: &str) -> PathBuf {
-    release().join(format!("libthermocline_compute_{name}.so"))
+    built().join(format!("libthermocline_compute_{name}.so"))
 }
 
 /// Where a report of a tier is kept.
 pub(super) fn report(tier: &Tier) -> PathBuf {
-    release().join(format!("conformance-{}.json", tier.cpu))
+    built().join(format!("conformance-{}.json", tier.cpu))
 }
 
 /// The runner of the suite on a tier.
