@@ -136,6 +136,11 @@ impl Schema {
 /// The end of a message about an unknown word: the nearest known one, or all of them.
 pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.collect();
+    // A word cut short: `temp` for `temperature`.
+    let continued = |known: &&&str| word.len() >= 3 && known.starts_with(word);
+    if let Some(best) = known.iter().find(continued) {
+        return format!("; did you mean `{best}`?");
+    }
     let best = known.iter().min_by_key(|candidate| strsim::damerau_levenshtein(word, candidate));
     match best {
         None => "; there are none".into(),
@@ -428,6 +433,7 @@ mod tests {
     fn names_what_is_wrong() {
         for (text, wanted) in [
             ("cuont = 1", "[x]: unknown key `cuont`; did you mean `count`?"),
+            ("cou = 1", "did you mean `count`?"),
             ("entirely_else = 1", "there are: count, ratio, words, maybe, flag"),
             ("count = 11", "`count` is 11, wanted a whole number from 1 to 10"),
             ("count = 'x'", "`count` is \"x\""),

@@ -136,6 +136,7 @@ pub(crate) struct EngineArgs {
 pub(crate) struct SizeArgs {
     /// Threads of each device that computes with threads; 0 lets it choose.
     #[arg(short, long, env = "THERMOCLINE_THREADS", hide_env = true, value_name = "N")]
+    #[arg(allow_negative_numbers = true)]
     pub(crate) threads: Option<u32>,
     /// Positions of the KV cache; 0 takes the context that the model was trained with.
     #[arg(short, long, env = "THERMOCLINE_CONTEXT", hide_env = true, value_name = "N")]
@@ -173,6 +174,7 @@ pub(crate) struct SamplingArgs {
     pub(crate) repeat_last: Option<i64>,
     /// Seed of the random choice; without it one is drawn and reported.
     #[arg(long, env = "THERMOCLINE_SEED", hide_env = true, value_name = "SEED")]
+    #[arg(allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
     /// Text that ends the generation and is not printed; may be given several times.
     #[arg(long, env = "THERMOCLINE_STOP", hide_env = true, value_name = "TEXT")]
@@ -217,6 +219,7 @@ pub(crate) struct RunArgs {
     pub(crate) file: Option<PathBuf>,
     /// Most tokens to generate; without it until the model ends or the context is full.
     #[arg(short = 'n', long, env = "THERMOCLINE_MAX_TOKENS", hide_env = true, value_name = "N")]
+    #[arg(allow_negative_numbers = true)]
     pub(crate) max_tokens: Option<u32>,
     /// Puts no beginning-of-text token in front of the prompt.
     #[arg(long, env = "THERMOCLINE_NO_BOS", hide_env = true)]
@@ -256,6 +259,7 @@ pub(crate) struct ChatArgs {
     pub(crate) system: Option<String>,
     /// Most tokens of one answer.
     #[arg(short = 'n', long, env = "THERMOCLINE_MAX_TOKENS", hide_env = true, value_name = "N")]
+    #[arg(allow_negative_numbers = true)]
     pub(crate) max_tokens: Option<u32>,
     /// File with a chat template (Jinja) to use instead of the model's own.
     #[arg(long, env = "THERMOCLINE_CHAT_TEMPLATE", hide_env = true, value_name = "FILE")]
@@ -283,7 +287,7 @@ pub(crate) struct ScoreArgs {
     #[command(flatten)]
     pub(crate) input: ScoreInput,
     /// Prints the N largest logits of each position.
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
     pub(crate) top: u32,
     /// Prints every logit of each position.
     #[arg(long, conflicts_with = "top")]
@@ -302,7 +306,7 @@ pub(crate) struct ScoreArgs {
 #[group(required = true, multiple = false)]
 pub(crate) struct ScoreInput {
     /// Token ids, separated by commas.
-    #[arg(long, value_delimiter = ',', value_name = "ID")]
+    #[arg(long, value_delimiter = ',', value_name = "ID", allow_negative_numbers = true)]
     pub(crate) ids: Vec<u32>,
     /// File with token ids, separated by commas or white space, or a JSON list; `-` is standard input.
     #[arg(long, value_name = "FILE")]
@@ -321,10 +325,22 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
     /// Prompt tokens to process; 0 leaves that test out.
-    #[arg(long, value_delimiter = ',', value_name = "N", default_value = "512")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N",
+        default_value = "512",
+        allow_negative_numbers = true
+    )]
     pub(crate) pp: Vec<u32>,
     /// Tokens to generate; 0 leaves that test out.
-    #[arg(long, value_delimiter = ',', value_name = "N", default_value = "128")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N",
+        default_value = "128",
+        allow_negative_numbers = true
+    )]
     pub(crate) tg: Vec<u32>,
     /// Times that each test is measured, after one run that is not.
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]

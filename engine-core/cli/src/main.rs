@@ -21,10 +21,26 @@ use args::{Cli, LogFormat};
 use clap::{CommandFactory, FromArgMatches};
 use std::process::ExitCode;
 
+/// Prints help or version, and sees whether that worked.
+fn show(help: &clap::Error) -> ExitCode {
+    let written = help.print().and_then(|()| std::io::Write::flush(&mut std::io::stdout()));
+    match written {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            output::note(&format!("error: cannot write to standard output: {error}\n"));
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
 fn main() -> ExitCode {
     // Where this process was started to probe or to test a plug-in, it does that and ends here.
     conformance::main_if_child(stack::register);
-    let matches = Cli::command().get_matches();
+    let matches = match Cli::command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) if error.use_stderr() => error.exit(),
+        Err(help) => return show(&help),
+    };
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(error) => error.exit(),

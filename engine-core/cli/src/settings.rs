@@ -33,7 +33,8 @@ impl Settings {
     ) -> Result<Settings> {
         let (mut config, file) = read_config(global)?;
         let overlay = Overlay { engine, size, sampling };
-        overlay.apply(&mut config).map_err(|error| Usage(error.detail()))?;
+        overlay.apply(&mut config).map_err(|error| Usage(named_by_flag(&error.detail())))?;
+        warn_of_threads(size.threads);
         Ok(Settings { config, file, threads: size.threads, count_active: engine.count_active })
     }
 
@@ -42,6 +43,32 @@ impl Settings {
         let engine = EngineArgs { plugins: plugins.to_vec(), ..EngineArgs::default() };
         Settings::resolve(global, &engine, &SizeArgs::default(), None)
     }
+}
+
+/// A count of threads beyond the machine's processors only makes them wait for each other.
+pub(crate) fn warn_of_threads(threads: Option<u32>) {
+    let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    if let Some(threads) = threads.filter(|&threads| usize::try_from(threads).is_ok_and(|n| n > processors)) {
+        tracing::warn!(
+            "--threads {threads} is more than the {processors} processor(s) that this program may use: it will be slower"
+        );
+    }
+}
+
+/// A message about a value of the command line, by the flag's name instead of the key's.
+fn named_by_flag(message: &str) -> String {
+    let rest = message.strip_prefix(PLACE).and_then(|rest| rest.strip_prefix(": `"));
+    let Some((key, rest)) = rest.and_then(|rest| rest.split_once('`')) else { return message.to_owned() };
+    let flag = match key {
+        "temperature" => "temp".to_owned(),
+        "devices" => "device".to_owned(),
+        "tier" => "storage".to_owned(),
+        "name" => "planner".to_owned(),
+        "paths" => "plugin".to_owned(),
+        other => other.replace('_', "-"),
+    };
+    let variable = flag.to_uppercase().replace('-', "_");
+    format!("--{flag} (or THERMOCLINE_{variable}){rest}")
 }
 
 /// The config file that applies, read; defaults where there is none.
@@ -69,11 +96,15 @@ pub(crate) fn default_file() -> Option<PathBuf> {
     Some(base.join("thermocline").join("config.toml"))
 }
 
+/// The text of a config file.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    crate::prompt::bounded_text(path, 1 << 20)
+        .with_context(|| format!("cannot read config file {}", path.display()))
+}
+
 /// Reads one config file; relative plug-in paths in it become relative to its folder.
 pub(crate) fn read_file(path: &Path) -> Result<Config> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("cannot read config file {}", path.display()))?;
-    let mut config = Config::parse(&text, &path.display().to_string())?;
+    let mut config = Config::parse(&read_text(path)?, &path.display().to_string())?;
     let folder = path.parent().unwrap_or(Path::new(""));
     for entry in &mut config.plugins.paths {
         if Path::new(entry).is_relative() {
@@ -194,17 +225,29 @@ mod tests {
         let wrong = [
             (
                 SamplingArgs { top_k: Some(-1), ..Default::default() },
-                "`top_k` is -1, wanted a whole number from 0",
+                "--top-k (or THERMOCLINE_TOP_K) is -1, wanted a whole number from 0",
             ),
-            (SamplingArgs { temperature: Some(-1.0), ..Default::default() }, "`temperature` is -1"),
-            (SamplingArgs { temperature: Some(f64::NAN), ..Default::default() }, "`temperature` is nan"),
+            (
+                SamplingArgs { temperature: Some(-1.0), ..Default::default() },
+                "--temp (or THERMOCLINE_TEMP) is -1",
+            ),
+            (
+                SamplingArgs { temperature: Some(f64::NAN), ..Default::default() },
+                "--temp (or THERMOCLINE_TEMP) is nan",
+            ),
             (
                 SamplingArgs { top_p: Some(1.5), ..Default::default() },
-                "`top_p` is 1.5, wanted a number from 0 to 1",
+                "--top-p (or THERMOCLINE_TOP_P) is 1.5, wanted a number from 0 to 1",
             ),
-            (SamplingArgs { min_p: Some(f64::INFINITY), ..Default::default() }, "`min_p` is inf"),
-            (SamplingArgs { repeat_penalty: Some(0.0), ..Default::default() }, "`repeat_penalty` is 0"),
-            (SamplingArgs { repeat_last: Some(1 << 40), ..Default::default() }, "`repeat_last`"),
+            (
+                SamplingArgs { min_p: Some(f64::INFINITY), ..Default::default() },
+                "--min-p (or THERMOCLINE_MIN_P) is inf",
+            ),
+            (
+                SamplingArgs { repeat_penalty: Some(0.0), ..Default::default() },
+                "--repeat-penalty (or THERMOCLINE_REPEAT_PENALTY) is 0",
+            ),
+            (SamplingArgs { repeat_last: Some(1 << 40), ..Default::default() }, "--repeat-last"),
         ];
         for (sampling, wanted) in &wrong {
             let error = resolve("", &none, sampling).unwrap_err();

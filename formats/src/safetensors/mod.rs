@@ -39,7 +39,7 @@ pub(crate) fn folder(path: &Path) -> Option<PathBuf> {
             tensors |= is_safetensors(&file.path());
             gguf |= file.path().extension().is_some_and(|extension| extension == "gguf");
         }
-        return (path.join(CONFIG).is_file() && tensors && !gguf).then(|| path.to_path_buf());
+        return (tensors && !gguf).then(|| path.to_path_buf());
     }
     let name = path.file_name()?.to_str()?;
     let one_of_it = is_safetensors(path) || name == INDEX || name == CONFIG;

@@ -1,10 +1,11 @@
 //! `bench`: tokens per second of prompt processing and of generation.
 
 use crate::args::{BenchArgs, Global, SizeArgs};
+use crate::failure::Usage;
 use crate::model::Running;
 use crate::output;
 use crate::settings::Settings;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use engine_runtime::bench::{BenchOptions, bench as measure, mean_and_deviation, median};
 use serde_json::{Value, json};
 
@@ -18,6 +19,9 @@ struct Row {
 }
 
 pub(super) fn bench(global: &Global, args: &BenchArgs) -> Result<()> {
+    if args.pp.iter().chain(&args.tg).all(|&tokens| tokens == 0) {
+        bail!(Usage("there is nothing to measure: --pp and --tg are both 0".into()));
+    }
     let longest = args.pp.iter().chain(&args.tg).copied().max().unwrap_or(0).max(1);
     let threads: Vec<Option<u32>> =
         if args.threads.is_empty() { vec![None] } else { args.threads.iter().map(|n| Some(*n)).collect() };

@@ -132,9 +132,10 @@ impl Chat<'_> {
             output::line("")?;
         }
         if generation.finish_reason == FinishReason::Length {
-            tracing::warn!("the answer was cut: the limit of tokens or the context was reached");
+            let why = run::cut(self.running, &generation, self.options.max_tokens);
+            tracing::warn!("the answer was cut: {why}");
         }
-        run::summarise(&generation);
+        run::summarise(self.running, &generation, self.options.max_tokens);
         Ok(generation)
     }
 

@@ -7,6 +7,7 @@ use crate::stack;
 use anyhow::{Result, bail};
 use engine_core::config::Config;
 use engine_core::module::PluginKind;
+use engine_core::options::OptionTable;
 use serde_json::json;
 use std::path::Path;
 
@@ -38,30 +39,90 @@ fn show_threads(settings: &mut Settings) {
     }
 }
 
-/// Checks everything that can be checked here; tables of plug-ins that are not here are named.
+/// Checks everything that can be checked here, and tells every fault; tables of plug-ins that are not here are named.
 fn check(file: &Path) -> Result<()> {
-    let settings =
-        Settings { config: settings::read_file(file)?, file: Some(file.into()), ..Settings::default() };
+    let text = settings::read_text(file)?;
+    let mut faults = faults(&text, &file.display().to_string())?;
+    // Where it is not sound, tables of plug-ins still can be judged.
+    let config = match settings::read_file(file) {
+        Ok(config) => config,
+        Err(_) => Config::parse(&only_options(&text).to_string(), "").unwrap_or_default(),
+    };
+    let settings = Settings { config, file: Some(file.into()), ..Settings::default() };
+    let strict = settings.config.general.strict;
     let catalogue = stack::catalogue(&settings);
     for ((kind, name), table) in &settings.config.plugin_options {
         let place = Config::options_place(*kind, name);
         match catalogue.find(*kind, name).and_then(|entry| entry.schema.as_ref()) {
-            Some(schema) => schema
-                .validate(table, &place)
-                .map_err(|error| anyhow::anyhow!("{}: {}", file.display(), error.detail()))?,
-            None if settings.config.general.strict => {
-                bail!("{}: {place} is for a plug-in that is not here, and strict is on", file.display())
+            Some(schema) => {
+                for (key, value) in table {
+                    let one = OptionTable::from_iter([(key.clone(), value.clone())]);
+                    let wrong = schema.validate(&one, &place).err();
+                    faults.extend(wrong.map(|error| format!("{}: {}", file.display(), error.detail())));
+                }
             }
+            None if strict => faults.push(format!(
+                "{}: {place} is for a plug-in that is not here, and strict is on",
+                file.display()
+            )),
             None => tracing::warn!("{place} was not checked: there is no {kind} plug-in `{name}` here"),
         }
     }
     for problem in super::plugins::missing(&settings, &catalogue) {
-        if settings.config.general.strict {
-            bail!("{}: {problem}, and strict is on", file.display());
+        if strict {
+            faults.push(format!("{}: {problem}, and strict is on", file.display()));
+        } else {
+            tracing::warn!("{problem}");
         }
-        tracing::warn!("{problem}");
     }
-    output::line(&format!("{} is valid", file.display()))
+    if faults.is_empty() {
+        return output::line(&format!("{} is valid", file.display()));
+    }
+    all_of(faults)
+}
+
+/// The tables `[KIND.options.NAME]` alone.
+fn only_options(text: &str) -> OptionTable {
+    let whole: OptionTable = text.parse().unwrap_or_default();
+    let options = |section: &toml::Value| {
+        let options = section.as_table()?.get("options").filter(|options| options.is_table())?;
+        Some(OptionTable::from_iter([("options".to_owned(), options.clone())]).into())
+    };
+    whole.into_iter().filter_map(|(key, section)| Some((key, options(&section)?))).collect()
+}
+
+/// Every fault of a config as such: each key is judged by itself, since reading stops at the first that is wrong.
+fn faults(text: &str, origin: &str) -> Result<Vec<String>> {
+    let Err(first) = Config::parse(text, origin) else { return Ok(Vec::new()) };
+    // Not even TOML, or of another version: nothing else can be said.
+    let Ok(whole) = text.parse::<OptionTable>() else { return Err(first.into()) };
+    let mut faults: Vec<String> = Vec::new();
+    let mut judge = |alone: OptionTable| {
+        let wrong = Config::parse(&alone.to_string(), origin).err().map(|error| error.detail());
+        faults.extend(wrong.filter(|detail| !faults.contains(detail)));
+    };
+    let one = |key: &str, value: &toml::Value| OptionTable::from_iter([(key.to_owned(), value.clone())]);
+    for (key, value) in &whole {
+        match value {
+            toml::Value::Table(section) if !section.is_empty() => {
+                section.iter().for_each(|(inner, value)| judge(one(key, &one(inner, value).into())));
+            }
+            value => judge(one(key, value)),
+        }
+    }
+    if faults.is_empty() {
+        faults.push(first.detail()); // of several keys together
+    }
+    Ok(faults)
+}
+
+/// One error of all faults, a line each.
+fn all_of(faults: Vec<String>) -> Result<()> {
+    match faults.as_slice() {
+        [] => Ok(()),
+        [one] => bail!("{one}"),
+        several => bail!("{} faults\n  {}", several.len(), several.join("\n  ")),
+    }
 }
 
 /// The schema of every section.

@@ -5,6 +5,7 @@ use crate::failure::EXIT_CANCELLED;
 use crate::interrupt::Interrupt;
 use crate::output;
 use crate::progress::Bar;
+use crate::settings::warn_of_threads;
 use anyhow::Result;
 use formats::convert::{Options, Types, WriteOptions, check_target, partial_path, plan};
 use formats::{FormatError, GgufFile};
@@ -19,13 +20,14 @@ pub(super) fn convert(global: &Global, args: &ConvertArgs) -> Result<ExitCode> {
         without_tokenizer: args.no_tokenizer,
         predictors: args.predictors.clone(),
         without_predictors: args.no_predictors,
+        ..Options::default()
     };
-    write(global, &args.input, &args.output, &options, &args.writing)
+    write_model(global, &args.input, &args.output, &options, &args.writing)
 }
 
 pub(super) fn quantize(global: &Global, args: &QuantizeArgs) -> Result<ExitCode> {
     let options = Options { types: args.writing.types(args.dtype.0), ..Options::default() };
-    write(global, &args.input, &args.output, &options, &args.writing)
+    write_model(global, &args.input, &args.output, &options, &args.writing)
 }
 
 impl WritingArgs {
@@ -38,7 +40,7 @@ impl WritingArgs {
     }
 }
 
-fn write(
+fn write_model(
     global: &Global,
     input: &Path,
     target: &Path,
@@ -46,21 +48,32 @@ fn write(
     args: &WritingArgs,
 ) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
-    let started = Instant::now();
     let file = GgufFile::open(input)?;
+    write(global, (&file, target), options, (args.threads, args.force), &interrupt)
+}
+
+pub(super) fn write(
+    global: &Global,
+    (file, target): (&GgufFile, &Path),
+    options: &Options,
+    (wanted, force): (u32, bool),
+    interrupt: &Interrupt,
+) -> Result<ExitCode> {
+    let started = Instant::now();
     // Before the work of planning, so that the most common mistake is told at once.
-    check_target(target, &file.files().collect::<Vec<_>>(), args.force)?;
-    let written = plan(&file, options)?;
+    check_target(target, &file.files().collect::<Vec<_>>(), force)?;
+    let written = plan(file, options)?;
     for line in &written.lines {
         tracing::info!("{line}");
     }
+    warn_of_threads(Some(wanted));
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = match usize::try_from(args.threads) {
+    let threads = match usize::try_from(wanted) {
         Ok(threads @ 1..) => threads.min(processors.max(64)),
         _ => processors,
     };
     let bar = Bar::start(written.bytes(), global.quiet);
-    let options = WriteOptions { threads, force: args.force };
+    let options = WriteOptions { threads, force };
     let outcome = interrupt.during_with(partial_path(target), |cancel| {
         written.write(target, &options, &mut |tensor, done| bar.at(tensor, done), cancel)
     });

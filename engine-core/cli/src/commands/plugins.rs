@@ -29,6 +29,12 @@ pub(super) fn plugins(global: &Global, command: &PluginsCommand) -> Result<ExitC
 
 fn list(global: &Global, search: &SearchArgs) -> Result<()> {
     let catalogue = stack::catalogue(&Settings::for_search(global, &search.plugins)?);
+    if catalogue.entries().is_empty() {
+        tracing::warn!(
+            "no plug-in was found: they lie beside the program, or where --plugin or [plugins] paths say; \
+             `thermocline plugins doctor` lists every place that was searched"
+        );
+    }
     if search.json {
         return output::json(&json!({"plugins": entries_json(&catalogue)}));
     }

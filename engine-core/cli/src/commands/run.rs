@@ -4,6 +4,7 @@ use crate::args::{Global, RunArgs};
 use crate::failure::EXIT_CANCELLED;
 use crate::interrupt::Interrupt;
 use crate::model::Running;
+use crate::progress::Progress;
 use crate::settings::Settings;
 use crate::{output, prompt};
 use anyhow::Result;
@@ -27,7 +28,7 @@ pub(super) fn run(global: &Global, args: &RunArgs, matches: &ArgMatches) -> Resu
     } else {
         output::line("")?;
     }
-    summarise(&generation);
+    summarise(&running, &generation, options.max_tokens);
     Ok(exit_code(&generation))
 }
 
@@ -76,7 +77,9 @@ pub(super) fn stream(
     let tokenizer = running.tokenizer()?;
     let mut written = Ok(());
     let generation = interrupt.during(|cancel| {
+        let mut progress = Some(Progress::start(format!("reading {} tokens of the prompt", ids.len())));
         let mut on_text = |text: &str| {
+            drop(progress.take());
             if show && written.is_ok() {
                 written = output::write(text);
                 if written.is_err() {
@@ -104,13 +107,21 @@ pub(super) fn report(running: &Running, generation: &Generation) -> Value {
     object
 }
 
+/// Which of the two limits cut a generation off.
+pub(super) fn cut(running: &Running, generation: &Generation, max_tokens: Option<u32>) -> String {
+    match max_tokens.filter(|&most| generation.ids.len() >= most as usize) {
+        Some(most) => format!("the limit of {most} tokens was reached (--max-tokens)"),
+        None => format!("the context of {} positions is full (--context)", running.engine.context()),
+    }
+}
+
 /// A line of figures for people.
-pub(super) fn summarise(generation: &Generation) {
+pub(super) fn summarise(running: &Running, generation: &Generation, max_tokens: Option<u32>) {
     let timings = &generation.timings;
     let why = match generation.finish_reason {
-        FinishReason::Stop => "the model or a stop text ended it",
-        FinishReason::Length => "the limit of tokens or the context was reached",
-        FinishReason::Cancelled => "stopped by Ctrl-C",
+        FinishReason::Stop => "the model or a stop text ended it".to_owned(),
+        FinishReason::Length => cut(running, generation, max_tokens),
+        FinishReason::Cancelled => "stopped by Ctrl-C".to_owned(),
     };
     tracing::info!(
         "prompt: {} tokens in {:.3} s, {:.1} tokens/s; generated: {} tokens in {:.3} s, {:.1} tokens/s; seed {}; {why}",

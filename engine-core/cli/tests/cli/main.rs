@@ -7,6 +7,7 @@
 mod bad_files;
 mod bad_plugins;
 mod chat;
+mod convert;
 mod diverge;
 mod generation;
 mod limits;
@@ -34,6 +35,7 @@ fn main() -> std::process::ExitCode {
         overrides::tests(),
         processor::tests(),
         diverge::tests(),
+        convert::tests(),
         templates::tests(),
     ];
     let trials: Vec<Trial> = all
@@ -58,16 +60,20 @@ fn main() -> std::process::ExitCode {
                 Trial::test(name, run).with_ignored_flag(ignored).with_kind(kind)
             },
         ))
-        .chain(processor::tests_where_allowed().into_iter().chain(misbehaving::tests_with_fixtures()).map(
-            |(name, lacking, test)| {
-                let run = move || {
-                    test();
-                    Ok(())
-                };
-                let ignored = lacking.is_some();
-                Trial::test(name, run).with_ignored_flag(ignored).with_kind(lacking.unwrap_or_default())
-            },
-        ))
+        .chain(
+            processor::tests_where_allowed()
+                .into_iter()
+                .chain(convert::tests_with_python())
+                .chain(misbehaving::tests_with_fixtures())
+                .map(|(name, lacking, test)| {
+                    let run = move || {
+                        test();
+                        Ok(())
+                    };
+                    let ignored = lacking.is_some();
+                    Trial::test(name, run).with_ignored_flag(ignored).with_kind(lacking.unwrap_or_default())
+                }),
+        )
         .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

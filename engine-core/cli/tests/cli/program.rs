@@ -69,7 +69,9 @@ impl Outcome {
         loop {
             match command.output() {
                 // A copy of the program that another thread's new process, not yet itself, still holds open for writing.
-                Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+                Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                    std::thread::yield_now()
+                }
                 other => return Outcome::from(other.unwrap()),
             }
         }
@@ -83,6 +85,11 @@ impl Outcome {
     /// Exit code 1, nothing on standard output, exactly one error, which says all of these things.
     pub(crate) fn fails_with(&self, wanted: &[&str]) -> &Outcome {
         self.ends_with(1, wanted)
+    }
+
+    /// Exit code 2 and an explanation of the command line's own that says all of these things.
+    pub(crate) fn ends_with_usage(&self, wanted: &[&str]) -> &Outcome {
+        self.ends_with(2, wanted)
     }
 
     pub(crate) fn ends_with(&self, code: i32, wanted: &[&str]) -> &Outcome {
