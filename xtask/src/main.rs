@@ -11,6 +11,7 @@ mod demo;
 mod fuzz;
 mod models;
 mod peer;
+mod perplexity;
 mod process;
 mod test;
 mod tidy;
@@ -33,6 +34,8 @@ usage: cargo xtask TASK
                                real models for benchmarks, under target/models
   bench-peer MODEL... [--threads 1,2] [--rounds 3] [--pp 512] [--tg 128]
                                speed beside llama.cpp on the same files
+  perplexity-peer MODEL... --text FILE [--chunks 8] [--context 512]
+                               perplexity beside llama.cpp on the same files
   fuzz [--seconds 60] [TARGET]...
                                the readers of formats/ on inputs made up from seeds (needs a C++ compiler)
   cross setup|conformance [--full]|demo [--tier max|neoverse-n1|cortex-a72]...
@@ -65,6 +68,7 @@ fn run(arguments: &[String]) -> Result<bool> {
         "conformance" => conformance::run(rest),
         "models" => models::run(rest),
         "bench-peer" => peer::run(rest),
+        "perplexity-peer" => perplexity::run(rest),
         "fuzz" => fuzz::run(rest),
         "cross" => cross::run(rest),
         "help" | "--help" | "-h" => {

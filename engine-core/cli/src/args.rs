@@ -7,7 +7,13 @@ use engine_core::options::FieldKind;
 use std::path::PathBuf;
 
 mod convert;
+mod perplexity;
+mod prepare;
+mod score;
 pub(crate) use convert::{ConvertArgs, QuantizeArgs, WritingArgs};
+pub(crate) use perplexity::PerplexityArgs;
+pub(crate) use prepare::PrepareArgs;
+pub(crate) use score::ScoreArgs;
 
 const AFTER_HELP: &str = "\
 Every flag that shapes a run is also a variable: --top-k is THERMOCLINE_TOP_K. A flag wins over
@@ -66,6 +72,8 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Prints the logits of given tokens, as JSON.
     Score(ScoreArgs),
+    /// Measures how well a model foretells a text.
+    Perplexity(PerplexityArgs),
     /// Measures prompt processing (pp) and text generation (tg) in tokens per second.
     Bench(BenchArgs),
     /// Shows what is in a model file, and what would run where.
@@ -75,6 +83,8 @@ pub(crate) enum Command {
     /// Writes a model with its weights in another type.
     #[command(visible_alias = "quantise")]
     Quantize(QuantizeArgs),
+    /// Sorts a model's neurons by how often they are active, so that those that are off can be skipped cheaply.
+    Prepare(PrepareArgs),
     /// Checks, describes or shows the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -277,46 +287,6 @@ pub(crate) struct ChatArgs {
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
     pub(crate) size: SizeArgs,
-}
-
-/// `score`.
-#[derive(Debug, Args)]
-pub(crate) struct ScoreArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArg,
-    #[command(flatten)]
-    pub(crate) input: ScoreInput,
-    /// Prints the N largest logits of each position.
-    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
-    pub(crate) top: u32,
-    /// Prints every logit of each position.
-    #[arg(long, conflicts_with = "top")]
-    pub(crate) all_logits: bool,
-    /// Puts no beginning-of-text token in front of the text (ids are always taken as they are).
-    #[arg(long)]
-    pub(crate) no_bos: bool,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    #[command(flatten)]
-    pub(crate) size: SizeArgs,
-}
-
-/// What `score` scores.
-#[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
-pub(crate) struct ScoreInput {
-    /// Token ids, separated by commas.
-    #[arg(long, value_delimiter = ',', value_name = "ID", allow_negative_numbers = true)]
-    pub(crate) ids: Vec<u32>,
-    /// File with token ids, separated by commas or white space, or a JSON list; `-` is standard input.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) ids_file: Option<PathBuf>,
-    /// Text to be tokenized.
-    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub(crate) prompt: Option<String>,
-    /// File with text to be tokenized; `-` is standard input.
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) file: Option<PathBuf>,
 }
 
 /// `bench`.

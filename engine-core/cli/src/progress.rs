@@ -27,6 +27,16 @@ impl Bar {
         ))
     }
 
+    /// The same for tokens.
+    pub(crate) fn of_tokens(tokens: u64, quiet: bool) -> Bar {
+        const LOOK: &str = "{bar:30} {pos}/{len} tokens {per_sec} {eta} {wide_msg}";
+        let bar = Bar::start(tokens, quiet);
+        if let (Some(bar), Ok(look)) = (&bar.0, ProgressStyle::with_template(LOOK)) {
+            bar.set_style(look);
+        }
+        bar
+    }
+
     /// `done` bytes are done, `what` is under way.
     pub(crate) fn at(&self, what: &str, done: u64) {
         if let Some(bar) = &self.0 {

@@ -242,7 +242,7 @@ mod tests {
         let rows =
             |order, add| read(&of(order, 3, add), 24, 3).chunks(3).map(|row| row[0]).collect::<Vec<_>>();
         let interleaved = Order::Interleaved { width: 4 };
-        assert_eq!(rows(interleaved, 0.0), [0.0, 6.0, 3.0, 9.0, 12.0, 18.0, 15.0, 21.0]);
+        assert_eq!(rows(interleaved.clone(), 0.0), [0.0, 6.0, 3.0, 9.0, 12.0, 18.0, 15.0, 21.0]);
         assert_eq!(rows(interleaved, 1.0), [1.0, 7.0, 4.0, 10.0, 13.0, 19.0, 16.0, 22.0]);
         // Two groups of two query heads, a key and a value head, one row each.
         let ungrouped = Order::Ungrouped { groups: 2, queries: 2, width: 1 };

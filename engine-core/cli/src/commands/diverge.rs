@@ -151,6 +151,9 @@ fn text(args: &DivergeArgs, trace: &trace::Trace<'_>, found: &Trace) -> String {
                 what(trace, first)
             );
             let _ = writeln!(text, "  shape  {}", first.shape);
+            if !first.parameters.is_empty() {
+                let _ = writeln!(text, "  with   {}", first.parameters);
+            }
             let _ = writeln!(text, "  {}", first.finding);
         }
     }
@@ -172,6 +175,7 @@ fn report(args: &DivergeArgs, trace: &trace::Trace<'_>, found: &Trace) -> Value 
             "kind": first.kind,
             "layer": layer(&first.label),
             "shape": first.shape,
+            "parameters": first.parameters,
             "finding": first.finding,
         })
     });

@@ -8,7 +8,9 @@ mod conformance;
 mod convert;
 mod diverge;
 mod inspect;
+mod perplexity;
 mod plugins;
+mod prepare;
 mod run;
 mod score;
 
@@ -27,10 +29,12 @@ pub(crate) fn dispatch(cli: Cli, matches: &clap::ArgMatches) -> Result<ExitCode>
         }
         Command::Chat(args) => chat::chat(&global, &args),
         Command::Score(args) => score::score(&global, &args).map(done),
+        Command::Perplexity(args) => perplexity::perplexity(&global, &args).map(done),
         Command::Bench(args) => bench::bench(&global, &args).map(done),
         Command::Inspect(args) => inspect::inspect(&global, &args),
         Command::Convert(args) => convert::convert(&global, &args),
         Command::Quantize(args) => convert::quantize(&global, &args),
+        Command::Prepare(args) => prepare::prepare(&global, &args),
         Command::Config(command) => config::config(&global, &command).map(done),
         Command::Completions { shell } => completions::completions(shell).map(done),
         Command::Plugins(command) => plugins::plugins(&global, &command),

@@ -14,6 +14,7 @@ mod limits;
 mod linked_in;
 mod misbehaving;
 mod overrides;
+mod prepare;
 mod processor;
 mod program;
 mod surface;
@@ -29,13 +30,14 @@ fn main() -> std::process::ExitCode {
         chat::tests(),
         bad_files::tests(),
         bad_plugins::tests(),
-        limits::tests(),
         linked_in::tests(),
+        limits::tests(),
         misbehaving::tests(),
         overrides::tests(),
         processor::tests(),
         diverge::tests(),
         convert::tests(),
+        prepare::tests(),
         templates::tests(),
     ];
     let trials: Vec<Trial> = all

@@ -1,0 +1,102 @@
+//! `prepare`: what it writes computes what the model computes, and says how neurons behave. `perplexity` measures both.
+
+use crate::Test;
+use crate::program::{model, run};
+use formats::{GgufFile, ModelDescription};
+use std::path::Path;
+
+pub(crate) fn tests() -> Vec<Test> {
+    vec![
+        ("prepare_sorts_neurons_and_changes_nothing", sorts),
+        ("prepare_refuses_what_it_should", refuses),
+        ("perplexity_is_that_of_score", perplexity),
+    ]
+}
+
+const STORIES: &str = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park.\n\
+    <|endoftext|>\nTom had a big red ball. He threw it to his dog Max, and Max ran after it as fast as he could.\n\
+    <|endoftext|>\nThe sun was warm and the birds sang. Mia and her mother went to the shop to buy some bread.\n";
+
+fn corpus(folder: &Path) -> String {
+    let path = folder.join("stories.txt");
+    std::fs::write(&path, STORIES).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn sorts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, corpus) = (model(), corpus(folder.path()));
+    let output = folder.path().join("prepared.gguf");
+    let output = output.to_str().unwrap();
+    let report = run(&["prepare", "-m", &model, "--corpus", &corpus, "-o", output, "--json"]).json();
+    assert_eq!(report["layers"].as_array().unwrap().len(), 8);
+    assert!(report["divergence"].as_f64().unwrap() < 1e-2, "{report}");
+    assert!(report["layers"][0]["active"].as_f64().unwrap() < 0.5, "{report}");
+
+    let prepared = ModelDescription::describe(&GgufFile::open(output).unwrap()).unwrap();
+    for layer in &prepared.layers {
+        let tensor = layer.ffn.frequency.as_ref().expect("a prepared layer has frequencies");
+        let file = GgufFile::open(output).unwrap();
+        let (numbers, _) = file.tensor_bytes(tensor).as_chunks::<4>();
+        let frequency: Vec<f32> = numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        assert!(frequency.is_sorted_by(|a, b| a >= b) && frequency[0] > frequency[1023], "{frequency:?}");
+    }
+    // Exact skipping is exact: not a bit of the answer changes, and it is chosen where nothing is asked for.
+    let answer = |more: &[&str]| {
+        let base = ["run", "-m", output, "-p", "Once upon a time", "-n", "60", "--temp", "0", "--json"];
+        run(&[&base[..], more].concat()).json()
+    };
+    let (chosen, dense) = (answer(&[]), answer(&["--sparsity", "dense"]));
+    assert_eq!(chosen["ids"], dense["ids"]);
+    assert!(chosen["plan"].to_string().contains("gate-first"), "{}", chosen["plan"]);
+}
+
+fn refuses() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, corpus) = (model(), corpus(folder.path()));
+    let output = folder.path().join("prepared.gguf");
+    let output = output.to_str().unwrap();
+    let prepare = |model: &str, corpus: &str, output: &str| {
+        run(&["prepare", "-m", model, "--corpus", corpus, "-o", output, "--tokens", "20"])
+    };
+    prepare(&model, "absent.txt", output).fails_with(&["absent.txt"]);
+    let empty = folder.path().join("empty.txt");
+    std::fs::write(&empty, "").unwrap();
+    prepare(&model, empty.to_str().unwrap(), output).fails_with(&["no tokens"]);
+    let lines = folder.path().join("lines.jsonl");
+    std::fs::write(&lines, "{\"text\": \"a\"}\n{\"kind\": 1}\n").unwrap();
+    prepare(&model, lines.to_str().unwrap(), output).fails_with(&["line 2", "`text`"]);
+    prepare(&model, &corpus, &model).fails_with(&[&model]);
+    assert!(!Path::new(output).exists());
+    assert_eq!(prepare(&model, &corpus, output).code, 0);
+    prepare(&model, &corpus, output).fails_with(&["--force"]);
+    let again = folder.path().join("again.gguf");
+    prepare(output, &corpus, again.to_str().unwrap()).fails_with(&["prepared already"]);
+}
+
+/// The mean of what `score` says of a chunk's second half.
+fn perplexity() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, corpus) = (model(), corpus(folder.path()));
+    let flags = ["-m", &model, "--context", "32"];
+    let measured =
+        run(&[&["perplexity", "--file", &corpus, "--json", "--ids", "--chunks", "2"][..], &flags].concat())
+            .json();
+    let chunks = measured["ids"].as_array().unwrap();
+    assert_eq!((chunks.len(), measured["chunk"].as_u64()), (2, Some(32)));
+    let (mut sum, mut count) = (0.0, 0);
+    for chunk in chunks {
+        let ids: Vec<String> = chunk.as_array().unwrap().iter().map(ToString::to_string).collect();
+        let scored = run(&[&["score", "--ids", &ids.join(",")][..], &flags].concat()).json();
+        for position in &scored["positions"].as_array().unwrap()[16..31] {
+            sum -= position["next_log_probability"].as_f64().unwrap();
+            count += 1;
+        }
+    }
+    let mean = measured["mean_negative_log_likelihood"].as_f64().unwrap();
+    assert!((mean - sum / f64::from(count)).abs() < 1e-6, "{mean} is not {}", sum / f64::from(count));
+    assert_eq!(measured["tokens"], count);
+    let text = run(&[&["perplexity", "--file", &corpus][..], &flags].concat());
+    assert!(text.stdout.starts_with("perplexity "), "{}", text.stdout);
+    run(&["perplexity", "--file", &corpus, "-m", &model, "--context", "250"]).fails_with(&["250"]);
+}
