@@ -180,8 +180,8 @@ fn equals_hugging_face(model: &Path, row: &str, pre: Option<&str>) {
     assert!(wrong.is_empty(), "{row}: {} of {}: {}", wrong.len(), texts.len(), wrong.join("\n"));
 }
 
-/// The same for a folder of safetensors with this `tokenizer.json`.
-fn folder_equals_hugging_face(tokenizer: &Path, row: &str) {
+/// A folder of safetensors with this `tokenizer.json`.
+fn folder_with(tokenizer: &Path) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(tokenizer, folder.path().join("tokenizer.json")).unwrap();
     let config = serde_json::json!({
@@ -193,7 +193,12 @@ fn folder_equals_hugging_face(tokenizer: &Path, row: &str) {
         serde_json::json!({ "t": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]} }).to_string();
     let shard = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 2]].concat();
     std::fs::write(folder.path().join("model.safetensors"), shard).unwrap();
-    equals_hugging_face(folder.path(), row, None);
+    folder
+}
+
+/// The same for a folder of safetensors with this `tokenizer.json`.
+fn folder_equals_hugging_face(tokenizer: &Path, row: &str) {
+    equals_hugging_face(folder_with(tokenizer).path(), row, None);
 }
 
 /// Gemma 3 270M: what it asks for, and ids as llama.cpp has them (fixtures/make_gemma_ids.py).
@@ -280,6 +285,7 @@ fn main() {
         ),
         needing_fetched("gemma_is_described_and_tokenized", GEMMA, gemma_is_described_and_tokenized),
         always("small_tokenizers_equal_their_peers", tokenizer_table::small_tokenizers),
+        always("tokenizers_survive_being_written_as_gguf", tokenizer_table::written_as_gguf),
         needing_fetched("smollm2_ids_equal_its_peers", "SmolLM2-135M-Instruct.Q4_1.gguf", |path| {
             tokenizer_table::real_tokenizer("SmolLM2-135M", path);
         }),

@@ -12,7 +12,7 @@ use serde_json::Value as Json;
 
 use super::json;
 use crate::gguf::{Array, Metadata, StringArray, Value};
-use crate::tokenizer::read::{FIRST_ONLY, NORMALISER, SPLIT_WORDS, UNLESS_THERE, WORDS};
+use crate::tokenizer::read::{FIRST_ONLY, GREEDY, NORMALISER, SPLIT_WORDS, UNLESS_THERE, WORDS};
 use crate::{FormatError, Result};
 
 const FILE: &str = "tokenizer.json";
@@ -82,6 +82,10 @@ pub(crate) fn read(folder: &Path, metadata: &mut Metadata) -> Result<()> {
         }
         if let Some(normaliser) = normaliser(&tokenizer, sentence) {
             metadata.push(NORMALISER.into(), Value::from(normaliser.to_string().as_str()));
+        }
+        let greedy = greedy(&tokenizer);
+        if !greedy.is_empty() {
+            metadata.push(GREEDY.into(), Value::from(greedy.join(", ").as_str()));
         }
         specials(folder, &tokenizer, &vocabulary, metadata)?;
         metadata
@@ -270,6 +274,13 @@ fn step(step: &Json) -> String {
 fn unknown(model: &Json, ids: &HashMap<String, u32>) -> Option<u32> {
     let by_name = model["unk_token"].as_str().and_then(|unknown| ids.get(unknown)).copied();
     by_name.or_else(|| u32::try_from(model["unk_id"].as_u64()?).ok())
+}
+
+/// Added tokens that take more of the text than themselves, or less often.
+fn greedy(tokenizer: &Json) -> Vec<String> {
+    let asks = |token: &&Json| ["lstrip", "rstrip", "single_word"].iter().any(|flag| token[*flag] == true);
+    let added = tokenizer["added_tokens"].as_array().into_iter().flatten();
+    added.filter(asks).map(|token| format!("`{}`", token["content"].as_str().unwrap_or_default())).collect()
 }
 
 /// Where SentencePiece's spaces are put and cut.

@@ -26,6 +26,9 @@ pub(crate) const UNLESS_THERE: &str = "thermocline.tokenizer.space_unless_there"
 /// Whether no space is put behind special tokens.
 pub(crate) const FIRST_ONLY: &str = "thermocline.tokenizer.space_first_only";
 
+/// Added tokens that want more of the text than themselves, which is not done here.
+pub(crate) const GREEDY: &str = "thermocline.tokenizer.greedy_tokens";
+
 const MODEL: &str = "tokenizer.ggml.model";
 
 impl Tokenizer {
@@ -62,6 +65,12 @@ fn read(path: &Path, metadata: &Metadata, options: &TokenizerOptions) -> Result<
     let sentence = spelling == Spelling::SentencePiece;
     // Named before the vocabulary is read: what is wrong with it is the clearest error.
     let pre = if sentence { None } else { Some(pre_tokenizer(path, metadata, options, &mut notices)?) };
+    if let Some(tokens) = metadata.string(GREEDY)? {
+        notices.push(format!(
+            "the tokens {tokens} take white space beside them, or only whole words, where the model comes from; \
+             here they are found as they stand"
+        ));
+    }
     let normaliser = normaliser(metadata, sentence, unigram)?;
     let vocabulary = Vocabulary::read(metadata, spelling, &mut notices)?;
     let by_bytes = vocabulary.by_bytes(&mut notices);

@@ -412,6 +412,10 @@ fn tokenizers_of_byte_level() {
     assert_eq!(with(normalised.clone()).unwrap().encode("aB", false, false), [3]);
     normalised["normalizer"] = json!({"type": "Nmt"});
     says(&with(normalised).unwrap_err(), &["thermocline.tokenizer.normalizer", "kind Nmt"]);
+    let mut greedy = byte_level(json!({"type": "ByteLevel"}));
+    greedy["added_tokens"][2]["rstrip"] = json!(true);
+    let notices = with(greedy).unwrap().notices().join("\n");
+    assert!(notices.contains("the tokens `::` take white space"), "{notices}");
     let mut broken = byte_level(json!({"type": "ByteLevel"}));
     broken["model"]["vocab"]["a"] = json!(1_u64 << 40);
     says(&with(broken).unwrap_err(), &["tokenizer.json", "ids up to 1099511627776"]);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use formats::gguf::GgufFile;
+use formats::gguf::{Container, GgufFile, GgufWriter};
 use formats::tokenizer::{Tokenizer, TokenizerOptions};
 use serde_json::Value as Json;
 
@@ -144,6 +144,32 @@ pub(crate) fn small_tokenizers() {
     }
     assert_eq!(rows.len(), 21);
     check(&rows);
+}
+
+/// What a `tokenizer.json` says is all in the metadata: a GGUF file with it has the same ids, normal forms included.
+pub(crate) fn written_as_gguf() {
+    for name in table()["rows"].as_object().unwrap().keys() {
+        let json = fixtures().join(format!("{name}.json"));
+        if !json.is_file() {
+            continue; // a real one
+        }
+        let folder = super::folder_with(&json);
+        let read = GgufFile::open(folder.path()).unwrap();
+        let mut writer = GgufWriter::new(Container::Gguf);
+        for (key, value) in read.metadata().iter() {
+            writer.set(key, value.clone());
+        }
+        let written = GgufFile::parse("written.gguf", writer.to_bytes()).unwrap();
+        let written = Tokenizer::from_gguf(&written, &TokenizerOptions::default()).unwrap();
+        let read = from_json(&json);
+        for case in cases() {
+            assert_eq!(
+                written.encode_bytes(&case, false, true),
+                read.encode_bytes(&case, false, true),
+                "{name}"
+            );
+        }
+    }
 }
 
 /// A real tokenizer out of the model's GGUF file.
