@@ -22,7 +22,7 @@ impl Charsmap {
             return Err(format!("holds {} bytes; at least 4 are wanted", bytes.len()));
         };
         let length = u32::from_le_bytes(*length) as usize;
-        if length % 4 != 0 || length > rest.len() {
+        if !length.is_multiple_of(4) || length > rest.len() {
             return Err(format!("claims a trie of {length} bytes, but {} bytes follow", rest.len()));
         }
         let (units, texts) = rest.split_at(length);
