@@ -1,7 +1,7 @@
 //! Every architecture against the logits of Hugging Face's library on the tiny models of `fixtures.py`, straight out of
 //! safetensors, and out of what can be made of them: other types, files in parts, tensors at odd addresses.
 
-use crate::stack::{Outcome, Setup, ensure};
+use crate::stack::{Outcome, Setup, ensure, show};
 use engine_core::DType;
 use engine_runtime::{Engine, SparsityChoice};
 use formats::gguf::{GgufFile, GgufWriter};
@@ -130,11 +130,8 @@ pub(crate) fn follows(setup: Setup, model: &Path, name: &str, limit: f64) -> Out
         && found.iter().zip(&wanted.logits).all(|(found, wanted)| found.len() == wanted.len());
     ensure(same_shape, || "another number of logits than in the reference".into())?;
     let (all, worst) = distances(&found, &wanted.logits);
-    ensure(all < limit, || format!("relative L2 {all:.2e}, at the worst position {worst:.2e}"))?;
-    if std::env::var_os("SHOW_DISTANCES").is_some() {
-        eprintln!("{name} on {}: {all:.2e}, worst {worst:.2e}", setup.device);
-    }
-    Ok(())
+    show(|| format!("{name} {}: relative L2 {all:.2e}, worst {worst:.2e}", setup.device));
+    ensure(all < limit, || format!("relative L2 {all:.2e}, at the worst position {worst:.2e}"))
 }
 
 fn as_stored(setup: Setup, name: &str) -> Outcome {

@@ -1,6 +1,6 @@
 //! Logits and greedy ids of the f32 reference that came with the models.
 
-use crate::stack::{Outcome, Setup, ensure, shared, story, trial_with};
+use crate::stack::{Outcome, Setup, ensure, shared, show, story, trial_with};
 use engine_runtime::{Activations, Session, SparsityChoice};
 use libtest_mimic::{Failed, Trial};
 use serde_json::Value;
@@ -72,15 +72,9 @@ fn follows(setup: Setup, model: &Path, reference: &Path) -> Outcome {
             session.decode(id)?;
         }
     }
-    if std::env::var_os("SHOW_DISTANCES").is_some() {
-        let (device, activations) = (setup.device, setup.activations.name());
-        eprintln!(
-            "{} {device} {activations}: logits {:.1e}, greedy {:.1e}",
-            model.display(),
-            worst.0,
-            worst.1
-        );
-    }
+    let (path, device, activations) = (model.display(), setup.device, setup.activations.name());
+    let (logits, greedy) = worst;
+    show(|| format!("{path} {device} {activations}: logits {logits:.1e}, greedy {greedy:.1e}"));
     Ok(())
 }
 

@@ -107,3 +107,11 @@ pub(crate) fn trial_with(
 pub(crate) fn ensure(condition: bool, text: impl FnOnce() -> String) -> Outcome {
     if condition { Ok(()) } else { Err(text().into()) }
 }
+
+/// Prints a measured figure where `SHOW_DISTANCES` is set: what the limits were chosen by.
+#[expect(clippy::print_stderr, reason = "asked for by the person who runs the tests")]
+pub(crate) fn show(text: impl FnOnce() -> String) {
+    if std::env::var_os("SHOW_DISTANCES").is_some() {
+        eprintln!("{}", text());
+    }
+}
