@@ -6,6 +6,7 @@
 //! the formats' public descriptions: the zip format's APPNOTE (4.3), and Python's `pickletools` for the steps.
 
 mod machine;
+mod statistics;
 mod zip;
 
 use std::ops::Range;
@@ -16,6 +17,7 @@ use engine_core::DType;
 
 use crate::gguf::mapping::Bytes;
 use crate::{FormatError, Result};
+pub use statistics::statistics;
 
 /// A file of tensors.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use engine_core::DType;
-use formats::pickle::Checkpoint;
+use formats::pickle::{Checkpoint, statistics};
 use formats::quantise::dequantise;
 use proptest::prelude::*;
 
@@ -25,7 +25,6 @@ pub(crate) fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let (mut file, mut directory) = (Vec::new(), Vec::new());
     let fields = |bytes: &[u8], name: &str| {
         let mut out = vec![0; 14]; // version, flags, method (stored), time, date, check sum
-        out.truncate(14);
         out.extend((bytes.len() as u32).to_le_bytes());
         out.extend((bytes.len() as u32).to_le_bytes());
         out.extend((name.len() as u16).to_le_bytes());
@@ -115,6 +114,33 @@ fn files_of_torch() {
     assert_eq!(values(&predictor, "fc2.weight"), counted(15, -0.25));
     let activation = Checkpoint::parse("activation.pt", fixture("activation.pt")).unwrap();
     assert_eq!(values(&activation, ""), [3.0, 0.0, 7.0, 1.0, 2.0]);
+}
+
+/// A file per layer, by its number and not by the order of names.
+#[test]
+fn statistics_by_layer() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |layer: usize, bytes: &[u8]| {
+        std::fs::write(folder.path().join(format!("activation_{layer}.pt")), bytes).unwrap();
+    };
+    let ten: Vec<u8> = (0..10).flat_map(|layer| f32::from(layer as u8).to_le_bytes()).collect();
+    for layer in 0..11_i32 {
+        let pickle = [&b"\x80\x02"[..], &tensor("0", 10, layer.min(9), &[1], &[1]), b"."].concat();
+        write(layer as usize, &zip(&[("m/data.pkl", &pickle), ("m/data/0", &ten)]));
+    }
+    let found = statistics(folder.path(), &[1; 11]).unwrap();
+    assert_eq!((&found[2], &found[9], &found[10]), (&vec![2.0], &vec![9.0], &vec![9.0]));
+    write(0, &fixture("activation.pt"));
+    assert_eq!(statistics(folder.path(), &[5]).unwrap(), [[3.0, 0.0, 7.0, 1.0, 2.0]]);
+    let refused =
+        |neurons: &[usize], parts: &[&str]| says(&statistics(folder.path(), neurons).unwrap_err(), parts);
+    refused(&[4], &["activation_0.pt", "[5]", "4 neurons"]);
+    refused(&[5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], &["activation_11.pt", "No such file"]);
+    write(0, &fixture("predictor.pt"));
+    refused(&[5], &["activation_0.pt", "2 tensors"]);
+    let negative = [&b"\x80\x02"[..], &tensor("0", 1, 0, &[1], &[1]), b"."].concat();
+    write(0, &zip(&[("m/data.pkl", &negative), ("m/data/0", &(-1_f32).to_le_bytes())]));
+    refused(&[1], &["activation_0.pt", "neuron 0", "-1"]);
 }
 
 #[test]
