@@ -427,7 +427,7 @@ impl Checker<'_> {
         }
         match op.down_layout {
             DownLayout::OutputRows => {
-                let rows = experts.checked_mul(width).unwrap_or(u64::MAX);
+                let rows = experts.saturating_mul(width);
                 self.weight("down", op.down, rows, neurons)?;
             }
             DownLayout::NeuronRows => self.weight("down", op.down, rows, width)?,
