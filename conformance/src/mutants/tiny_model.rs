@@ -24,6 +24,7 @@ pub const STEPS: [(u32, u32); 3] = [(4, 0), (1, 4), (1, 5)];
 const ACTIVE: (u32, u32) = (3, 50);
 
 /// The model, and how far it has come.
+#[derive(Default)]
 pub struct TinyModel {
     step: usize,
 }

@@ -167,7 +167,7 @@ fn single<'a>(file: &'a GgufFile, info: &TensorInfo, part: &str, shape: &Shape) 
     };
     let width = shape.head_width;
     if shape.interleaved && matches!(part, "attn_q" | "attn_k") {
-        if !rows.is_multiple_of(width) || width % 2 != 0 {
+        if !rows.is_multiple_of(width) || !width.is_multiple_of(2) {
             let problem =
                 format!("has {rows} rows, which are no whole number of heads of {width} (an even number)");
             return Err(refused(file, info, &problem));
@@ -176,7 +176,7 @@ fn single<'a>(file: &'a GgufFile, info: &TensorInfo, part: &str, shape: &Shape) 
     }
     if part == FUSED_BY_GROUP {
         let queries = shape.heads / shape.kv_heads;
-        if shape.heads % shape.kv_heads != 0
+        if !shape.heads.is_multiple_of(shape.kv_heads)
             || (queries + 2).checked_mul(shape.kv_heads).and_then(|heads| heads.checked_mul(width))
                 != Some(rows)
         {

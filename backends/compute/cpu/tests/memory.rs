@@ -1,6 +1,7 @@
 //! What the device counts is what the process takes. A process of its own, in which nothing else runs.
 
 #![allow(missing_docs)] // a test binary
+#![allow(clippy::print_stdout, reason = "what was measured, for a person who reads the test's output")]
 
 use engine_core::backend::{Bindings, Bound, BufferUse, BufferView, Counter, SequenceSpan};
 use engine_core::error::FOREVER;

@@ -108,7 +108,8 @@ impl BindingsOwned {
     /// Copies what a descriptor describes. Its rules ([`backend::Bindings::validate`]) are still to be checked.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for pointers and sizes that are wrong, [`Error::Unsupported`] for unknown codes.
+    /// [`engine_core::Error::InvalidArgument`] for pointers and sizes that are wrong,
+    /// [`engine_core::Error::Unsupported`] for unknown codes.
     ///
     /// # Safety
     /// Every pointer in the descriptor that is not null leads to as many values as its length says, unchanged during

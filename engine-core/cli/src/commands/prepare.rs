@@ -94,7 +94,8 @@ fn texts_of(running: &Running, path: &Path) -> Result<Vec<Vec<u32>>> {
         text.split(DIVIDER).map(|part| part.trim().to_owned()).collect()
     };
     let bos = tokenizer.adds_bos();
-    Ok(parts.iter().map(|part| tokenizer.encode(part, bos, true)).filter(|ids| !ids.is_empty()).collect())
+    let parts = parts.iter().filter(|part| !part.is_empty());
+    Ok(parts.map(|part| tokenizer.encode(part, bos, true)).collect())
 }
 
 /// Texts of all files in turn, in parts that fit the context, until there are enough tokens.

@@ -19,7 +19,8 @@ fn mapped_weights() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("c.toml");
     let with = |limit: u64, context: &str| {
-        std::fs::write(&config, format!("[compute.options.cpu]\nmemory_limit = {limit}\n")).unwrap();
+        std::fs::write(&config, format!("[compute.options.cpu]\nmemory_limit = {limit}\nthreads = 2\n"))
+            .unwrap();
         let (model, config) = (model(), config.to_str().unwrap().to_owned());
         let base =
             ["run", "-m", &model, "-p", "Once", "-n", "4", "--temp", "0", "-c", context, "-b", "8", "--json"];
