@@ -62,6 +62,9 @@ pub struct Found {
     pub plugin: PluginRef,
 }
 
+/// Time for the probe of the one library that is tested.
+const PROBE_TIMEOUT_MS: u32 = 30_000;
+
 fn failed(message: impl Into<String>) -> Finding {
     Finding::new("loading", message)
 }
@@ -72,7 +75,13 @@ fn only(path: &Path) -> Fallible<Found> {
         .map_err(|e| failed(format!("{}: {e}", path.display())))?
         .to_string_lossy()
         .into_owned();
-    let plugins = Plugins { paths: vec![text], allow_world_writable: true, ..Plugins::default() };
+    // The suite has time: an emulator or a busy machine is slow to start a process.
+    let plugins = Plugins {
+        paths: vec![text],
+        allow_world_writable: true,
+        probe_timeout_ms: PROBE_TIMEOUT_MS,
+        ..Plugins::default()
+    };
     let process = Environment::from_process();
     let environment = Environment { probe: process.probe, ..Environment::default() };
     let catalogue = engine_loader::discover(&plugins, Path::new("."), &environment);

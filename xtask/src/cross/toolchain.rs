@@ -122,7 +122,11 @@ impl Toolchain {
         std::fs::write(&script, text).with_context(|| format!("cannot write {}", script.display()))?;
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
         let mut command = process::program(&script);
-        command.env("THERMOCLINE_PROBE", &script);
+        // An emulated probe of a plug-in takes longer than the second and a half that a user's may.
+        let config = built().join("emulated.toml");
+        std::fs::write(&config, "[plugins]\nprobe_timeout_ms = 60000\n")
+            .with_context(|| format!("cannot write {}", config.display()))?;
+        command.env("THERMOCLINE_PROBE", &script).env("THERMOCLINE_CONFIG", &config);
         Ok(command)
     }
 
