@@ -252,7 +252,10 @@ fn falcon_by_group() {
     let attention = &model.layers[1].attention;
     // Two groups of two query heads, a key and a value, 8 rows each.
     assert_eq!(attention.q.rows, [0..16, 32..48]);
-    assert_eq!((&attention.k.rows[..], &attention.v.rows[..]), (&[16..24, 48..56][..], &[24..32, 56..64][..]));
+    assert_eq!(
+        (&attention.k.rows[..], &attention.v.rows[..]),
+        (&[16..24, 48..56][..], &[24..32, 56..64][..])
+    );
     assert_eq!((attention.q.outputs(), attention.k.outputs(), attention.o.outputs()), (32, 16, 32));
     assert!(attention.v.bias.is_some() && attention.is_fused_by_group() && !attention.is_fused());
     assert!(model.requirements().contains(&Requirement::FusedByGroup));
