@@ -80,7 +80,6 @@ fn only(path: &Path) -> Fallible<Found> {
         paths: vec![text],
         allow_world_writable: true,
         probe_timeout_ms: PROBE_TIMEOUT_MS,
-        ..Plugins::default()
     };
     let process = Environment::from_process();
     let environment = Environment { probe: process.probe, ..Environment::default() };
