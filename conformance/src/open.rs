@@ -76,11 +76,8 @@ fn only(path: &Path) -> Fallible<Found> {
         .to_string_lossy()
         .into_owned();
     // The suite has time: an emulator or a busy machine is slow to start a process.
-    let plugins = Plugins {
-        paths: vec![text],
-        allow_world_writable: true,
-        probe_timeout_ms: PROBE_TIMEOUT_MS,
-    };
+    let plugins =
+        Plugins { paths: vec![text], allow_world_writable: true, probe_timeout_ms: PROBE_TIMEOUT_MS };
     let process = Environment::from_process();
     let environment = Environment { probe: process.probe, ..Environment::default() };
     let catalogue = engine_loader::discover(&plugins, Path::new("."), &environment);
