@@ -1,13 +1,15 @@
 //! The divergence finder: runs a model's operations one by one on a device beside the oracle, feeding both the
-//! oracle's values, and names the first that departs beyond its limit.
+//! oracle's values, and names the first that departs beyond its limit, or from itself when it is run again or a token
+//! at a time.
 //!
 //! The model comes from a [`Source`]: the runtime's lists with what is bound to them, one submission after the other.
 //! Only the oracle's values go on, so an operation is blamed for its own error and not for an earlier one's.
 
-use crate::compare::{Against, Comparison, compare};
+use crate::compare::{Against, Comparison, compare, identical};
 use crate::describe::{parameters_of, shape_of};
 use crate::finding::{Fallible, Finding};
 use crate::problem::{CacheContent, Content, Problem, UNPLACED};
+use crate::properties::cut;
 use crate::run::{Outputs, run_once};
 use crate::scale::scales;
 use engine_core::backend::{SequenceSpan, Support};
@@ -266,8 +268,26 @@ fn compare_one(
         Ok(worst) => {
             let entry = trace.worst.entry(operation.kind.name().into()).or_default();
             *entry = entry.max(worst);
-            Ok(None)
+            Ok(alike(dut, one, &got).err())
         }
         Err(finding) => Ok(Some(finding)),
     }
+}
+
+/// The same operands again give the same bits, and so do the first and the last token alone.
+fn alike(dut: &dyn ComputeBackend, one: &Problem, first: &Outputs) -> Fallible<()> {
+    let fixed = "sums run in a fixed order: a result depends on the operands alone";
+    identical(one, "repeats", fixed, &run_once(dut, one)?, first, false)?;
+    let stateless =
+        one.list.operations.first().is_some_and(|operation| cache_shape(&operation.kind).is_none());
+    if one.tokens < 2 || !stateless {
+        return Ok(());
+    }
+    let alone = "sums depend on nothing but the row's length: not on the number of tokens, not on other rows";
+    for token in [0, one.tokens - 1] {
+        let part = one.slice_tokens(token, 1);
+        let what = format!("batch neighbours (token {token} alone)");
+        identical(&part, &what, alone, &run_once(dut, &part)?, &cut(one, first, token, 1), false)?;
+    }
+    Ok(())
 }

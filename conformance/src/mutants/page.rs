@@ -63,9 +63,10 @@ pub fn markdown(verdicts: &[Verdict]) -> String {
         );
     }
     page.push_str(
-        "\nThe finder feeds device and reference the same operands, one operation at a time, and compares once. So it sees\n\
-         wrong values and writes outside of an operand, and blames the right operation; it cannot see what depends on a\n\
-         second run, on the batch, or on values that a model's file does not hold. Those are the suite's: run both.\n\n\
+        "\nThe finder feeds device and reference the same operands, one operation at a time, compares them, and runs the\n\
+         device once more with all tokens and with one. So it sees wrong values, writes outside of an operand, and results\n\
+         that depend on the run or on the batch, and blames the right operation; it cannot see what depends on values that\n\
+         a model's file does not hold. That is the suite's: run both.\n\n\
          With the story model of this repository it names the same operations (`blk.0.rope_q` for rope). A fault is seen\n\
          only where a run uses what it spoils: `peeking-predictor` needs `--sparsity predictor`, and `past-cluster` needs\n\
          `--shares 2` or more, for a layer in one piece has no neuron past its range.\n",

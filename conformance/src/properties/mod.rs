@@ -5,6 +5,8 @@ mod lists;
 mod ranges;
 mod repeat;
 
+pub(crate) use repeat::cut;
+
 use crate::bench::Bench;
 use crate::finding::{Fallible, Outcome};
 use crate::spec::Spec;

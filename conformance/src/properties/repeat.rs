@@ -57,7 +57,7 @@ pub(super) fn concurrent(bench: &Bench<'_>, problem: &Problem) -> Fallible<Outco
 }
 
 /// The rows `first..first + count` of per-token outputs.
-fn cut(problem: &Problem, outputs: &Outputs, first: u32, count: u32) -> Outputs {
+pub(crate) fn cut(problem: &Problem, outputs: &Outputs, first: u32, count: u32) -> Outputs {
     let mut part = Outputs::new();
     for (&index, bytes) in outputs {
         let Some(slot) = problem.list.slot(SlotId(index)).filter(|s| s.per_token) else { continue };
