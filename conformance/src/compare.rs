@@ -47,6 +47,10 @@ pub struct Comparison<'a> {
 pub fn limiting_dtype(problem: &Problem) -> DType {
     let slot = match problem.list.operations.first().map(|o| &o.kind) {
         Some(OperationKind::Linear { weight, .. }) => *weight,
+        // Weights in planes are Q8_0 ones.
+        Some(OperationKind::Ffn(ffn)) if ffn.gate_low.is_some() || ffn.up_low.is_some() => {
+            return DType::Q8_0;
+        }
         Some(OperationKind::Ffn(ffn)) => ffn.up,
         Some(OperationKind::Embed { table, .. }) => *table,
         Some(OperationKind::Predict { fc1, .. }) => *fc1,
@@ -60,7 +64,9 @@ pub fn limiting_dtype(problem: &Problem) -> DType {
 pub fn has_exact(problem: &Problem) -> bool {
     problem.list.operations.first().is_none_or(|operation| {
         let decides = match &operation.kind {
-            OperationKind::Ffn(ffn) => matches!(ffn.selection, Selection::Threshold(_)),
+            OperationKind::Ffn(ffn) => {
+                matches!(ffn.selection, Selection::Threshold(_) | Selection::Bitplane(_))
+            }
             OperationKind::Experts(op) => matches!(op.selection, Selection::Threshold(_)),
             OperationKind::Predict { .. } => true,
             _ => false,

@@ -192,6 +192,10 @@ fn of_selection(selection: Selection, function: Activation) -> String {
         Selection::Mask(_) => "neurons chosen by the mask".into(),
         Selection::GateFirst => "gate first".into(),
         Selection::Threshold(t) => format!("neurons with |{}(gate)| > {t}", function.name()),
+        Selection::Bitplane(rule) => format!(
+            "neurons that the high halves keep, with {} deviations, above {}",
+            rule.deviations, rule.threshold
+        ),
         _ => "an unknown selection".into(),
     }
 }

@@ -1,6 +1,7 @@
 //! Every case of the suite for compute devices, by name, from a matrix of operations, types, shapes, values and ranges.
 
 mod experts;
+mod planes;
 
 use crate::case::{Action, Case};
 use crate::errors;
@@ -9,8 +10,8 @@ use crate::random::Family;
 use crate::rng::hash;
 use crate::spec::{
     AttentionSpec, CacheAction, CacheSpec, CopySpec, ElementwiseSpec, EmbedSpec, FUNCTIONS, FfnSpec,
-    LinearSpec, MaskShape, NormSpec, PredictSpec, RANGES, RangeShape, RopeSpec, SELECTS, ScalingShape,
-    Select, SequenceShape, Spec,
+    LinearSpec, MaskShape, NormSpec, PlaneShape, PredictSpec, RANGES, RangeShape, RopeSpec, SELECTS,
+    ScalingShape, Select, SequenceShape, Spec,
 };
 use crate::values::{ValueClass, weight_types};
 use engine_core::DType;
@@ -58,6 +59,7 @@ pub fn all() -> Vec<Case> {
     caches(&mut c);
     attentions(&mut c);
     ffns(&mut c);
+    planes::planes(&mut c);
     ffn_properties(&mut c);
     predicts(&mut c);
     experts::routes(&mut c);
@@ -364,6 +366,7 @@ fn ffn(dtype: DType, int8: bool) -> FfnSpec {
         function: Activation::Relu,
         up_function: Activation::Identity,
         layout: DownLayout::NeuronRows,
+        planes: PlaneShape::None,
         select: Select::All,
         ranges: RangeShape::Whole,
         int8,

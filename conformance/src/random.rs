@@ -113,6 +113,7 @@ fn ffn() -> impl Strategy<Value = FfnSpec> {
                 function,
                 up_function: Activation::Identity,
                 layout,
+                planes: crate::spec::PlaneShape::None,
                 select,
                 ranges: ranges[range],
                 int8: flags.3,

@@ -75,6 +75,8 @@ fn list() -> Result<(OperationList, u32)> {
         gate: Some(gate),
         up,
         down,
+        gate_low: None,
+        up_low: None,
         gate_bias: None,
         up_bias: None,
         output,

@@ -38,7 +38,7 @@ fn unread(bench: &Bench<'_>, problem: &Problem, ffn: &Ffn) -> Fallible<(Vec<u64>
             let tokens = u64::from(problem.tokens);
             Box::new(move |i| (0..tokens).any(|t| mask[(t * neurons + i) as usize] != 0))
         }
-        Selection::GateFirst | Selection::Threshold(_) => {
+        Selection::GateFirst | Selection::Threshold(_) | Selection::Bitplane(_) => {
             let hidden = ffn.hidden.ok_or_else(|| Finding::new("suite", "this property needs `hidden`"))?;
             let outputs = run_once(bench.stated, problem).map_err(|f| f.during("the oracle"))?;
             let h = f32_values(outputs.get(&hidden.0).map_or(&[][..], |b| b));
@@ -47,7 +47,8 @@ fn unread(bench: &Bench<'_>, problem: &Problem, ffn: &Ffn) -> Fallible<(Vec<u64>
         _ => Box::new(|_| true),
     };
     // A gate is read to decide; only what a mask or a range excludes is not.
-    let by_gate = matches!(ffn.selection, Selection::GateFirst | Selection::Threshold(_));
+    let by_gate =
+        matches!(ffn.selection, Selection::GateFirst | Selection::Threshold(_) | Selection::Bitplane(_));
     let all = (0..neurons).filter(|&i| inactive(i) || !selected(i)).collect();
     let gates = (0..neurons).filter(|&i| inactive(i) || (!by_gate && !selected(i))).collect();
     Ok((all, gates))
@@ -68,13 +69,20 @@ pub(super) fn poisoned(bench: &Bench<'_>, problem: &Problem) -> Fallible<Outcome
             rows.iter().for_each(|&row| poison_row(&tensor, bytes, row));
         }
     };
-    // Without a gate, up is what decides.
-    let decides = ffn.gate.is_none();
+    // Without a gate, up is what decides; with planes it may help to.
+    let decides = match ffn.selection {
+        Selection::Bitplane(rule) => rule.up_deviation.is_some(),
+        _ => ffn.gate.is_none(),
+    };
     spoil(ffn.gate, &gates);
     spoil(Some(ffn.up), if decides { &gates } else { &all });
     if ffn.down_layout == DownLayout::NeuronRows {
         spoil(Some(ffn.down), &all);
     }
+    // Where zero gates are found only by both halves, the low ones are read for them.
+    let low = if ffn.function.is_zero_below() { &[][..] } else { &all[..] };
+    spoil(ffn.gate_low, low);
+    spoil(ffn.up_low, low);
     for (bias, rows) in [(ffn.gate_bias, &gates), (ffn.up_bias, if decides { &gates } else { &all })] {
         if let Some(bytes) = bias.and_then(|slot| poisoned.bytes_mut(slot)) {
             for &row in rows {

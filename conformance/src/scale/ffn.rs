@@ -1,8 +1,8 @@
 //! Scales of feed-forward layers: errors of gate and up carried through function, product and down.
 
 use super::{
-    Decoded, Scale, Scales, TINY, decode, dot_scale, input_rows, quantisation_steps, quantised,
-    quantises_input, vector,
+    Decoded, Scale, Scales, TINY, decode, decode_planes, dot_scale, input_rows, quantisation_steps,
+    quantised, quantises_input, vector,
 };
 use crate::finding::{Fallible, Finding};
 use crate::limits;
@@ -104,8 +104,8 @@ pub(super) fn ffn(
     let width = problem.tensor(ffn.input).columns as usize;
     let layer = Layer {
         ffn,
-        gate: ffn.gate.map(fetch).transpose()?,
-        up: fetch(ffn.up)?,
+        gate: ffn.gate.map(|gate| decode_planes(oracle, problem, gate, ffn.gate_low)).transpose()?,
+        up: decode_planes(oracle, problem, ffn.up, ffn.up_low)?,
         gate_bias: vector(problem, ffn.gate_bias, neurons),
         up_bias: vector(problem, ffn.up_bias, neurons),
     };

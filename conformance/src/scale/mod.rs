@@ -113,6 +113,41 @@ pub fn decode(oracle: &dyn ComputeBackend, tensor: &TensorType, bytes: &[u8]) ->
     Ok(Decoded { values, magnitudes, columns })
 }
 
+/// The scales of a Q4_0 row.
+pub fn q4_scales(tensor: &TensorType, bytes: &[u8], row: u64) -> Vec<f64> {
+    let start = (row * tensor.row_stride) as usize;
+    let row = &bytes[start..start + tensor.row_bytes() as usize];
+    row.chunks_exact(18).map(|block| f16::from_le_bytes([block[0], block[1]]).to_f64()).collect()
+}
+
+/// [`decode`], and of a matrix in planes both halves.
+///
+/// # Errors
+/// Where the oracle cannot.
+pub fn decode_planes(
+    oracle: &dyn ComputeBackend,
+    problem: &Problem,
+    high: SlotId,
+    low: Option<SlotId>,
+) -> Fallible<Decoded> {
+    let (tensor, bytes) = (problem.tensor(high), problem.bytes(high));
+    let mut decoded = decode(oracle, &tensor, bytes)?;
+    let Some(low) = low else { return Ok(decoded) };
+    let (low, halves) = (problem.tensor(low), problem.bytes(low));
+    for row in 0..tensor.rows {
+        let scales = q4_scales(&tensor, bytes, row);
+        let start = (row * low.row_stride) as usize;
+        let values = &mut decoded.values[row as usize * decoded.columns..][..decoded.columns];
+        for (i, value) in values.iter_mut().enumerate() {
+            let (block, j) = (i / 32, i % 32);
+            let byte = halves[start + block * 16 + j % 16];
+            *value += scales[block] / 16.0 * f64::from(if j < 16 { byte & 15 } else { byte >> 4 });
+        }
+    }
+    decoded.magnitudes = decoded.values.iter().map(|value| value.abs()).collect();
+    Ok(decoded)
+}
+
 /// Types with a minimum compute `scale * code - minimum`, whose parts are up to twice the largest value of their run.
 fn part_magnitudes(dtype: DType, columns: usize, values: &[f64]) -> Vec<f64> {
     use DType::{Q2K, Q4_1, Q4K, Q5_1, Q5K};

@@ -127,7 +127,9 @@ impl ExpertsSpec {
             Select::All => Selection::All,
             Select::GateFirst => Selection::GateFirst,
             Select::Threshold => Selection::Threshold(self.threshold(&problem, &op, oracle)?),
-            Select::Mask(_) => return Err(Finding::new("suite", "experts take no mask")),
+            Select::Mask(_) | Select::Bitplane | Select::BitplaneSure => {
+                return Err(Finding::new("suite", "experts take no mask and have no planes"));
+            }
         };
         problem.push(OperationKind::Experts(op), arithmetic(self.int8));
         Ok(problem)
@@ -160,6 +162,7 @@ impl ExpertsSpec {
             function: self.function,
             up_function: self.up_function,
             layout: self.layout,
+            planes: crate::spec::PlaneShape::None,
             select: Select::Threshold,
             ranges: RangeShape::Whole,
             int8: self.int8,
@@ -180,6 +183,8 @@ pub(crate) fn layer_of(op: &Experts) -> Ffn {
         gate: op.gate,
         up: op.up,
         down: op.down,
+        gate_low: None,
+        up_low: None,
         gate_bias: None,
         up_bias: None,
         output: op.output,

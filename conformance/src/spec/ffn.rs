@@ -2,6 +2,7 @@
 
 use super::arithmetic;
 use super::plain::{matrix, token_rows, vector};
+use super::planes::{PlaneShape, low_halves};
 use crate::finding::Fallible;
 use crate::problem::{Content, Problem};
 use crate::rng::Rng;
@@ -50,6 +51,10 @@ pub enum Select {
     GateFirst,
     /// By a threshold, placed where no neuron is near it.
     Threshold,
+    /// By the high halves of weights in planes, with a threshold that no neuron is near.
+    Bitplane,
+    /// The same with no end of deviations: what gate-first keeps.
+    BitplaneSure,
 }
 
 impl Select {
@@ -60,6 +65,8 @@ impl Select {
             Select::Mask(shape) => shape.name(),
             Select::GateFirst => "gate-first",
             Select::Threshold => "threshold",
+            Select::Bitplane => "bitplane",
+            Select::BitplaneSure => "bitplane-sure",
         }
     }
 }
@@ -105,7 +112,7 @@ pub const FUNCTIONS: [Activation; 6] = [
     Activation::GeluErf,
 ];
 
-/// Every way of selecting neurons.
+/// Every way of selecting neurons that asks nothing of the weights.
 pub const SELECTS: [Select; 8] = [
     Select::All,
     Select::Mask(MaskShape::Empty),
@@ -169,6 +176,8 @@ pub struct FfnSpec {
     pub up_function: Activation,
     /// Layout of down.
     pub layout: DownLayout,
+    /// Which weights are in planes; then the type is Q4_0.
+    pub planes: PlaneShape,
     /// Selection.
     pub select: Select,
     /// Active ranges.
@@ -209,7 +218,7 @@ pub struct PredictSpec {
 }
 
 /// The middle of the widest gap among the middle half of these values: a threshold that nothing is near.
-fn quiet_threshold(mut values: Vec<f64>) -> f32 {
+pub(super) fn quiet_threshold(mut values: Vec<f64>) -> f32 {
     values.retain(|v| v.is_finite());
     values.sort_by(f64::total_cmp);
     let (low, high) = (values.len() / 4, values.len() * 3 / 4);
@@ -241,13 +250,25 @@ impl FfnSpec {
             DownLayout::OutputRows => (self.dtype, self.width, neurons),
         };
         let down = matrix(&mut problem, rng, "down", shape, strided, constant, values)?;
+        let low = |problem: &mut Problem,
+                   rng: &mut Rng,
+                   high: Option<SlotId>,
+                   name: &str,
+                   shapes: &[PlaneShape]| {
+            let high = high.filter(|_| shapes.contains(&self.planes))?;
+            Some(low_halves(problem, rng, name, high, constant))
+        };
+        let gate_low = low(&mut problem, rng, gate, "gate_low", &[PlaneShape::Gate, PlaneShape::GateUp]);
+        let up_low = low(&mut problem, rng, Some(up), "up_low", &[PlaneShape::GateUp, PlaneShape::Up]);
+        let (gate_low, up_low) = (gate_low.transpose()?, up_low.transpose()?);
         let gate_bias = (self.bias && self.gate).then(|| vector(&mut problem, rng, "gate_bias", neurons));
         let up_bias = self.bias.then(|| vector(&mut problem, rng, "up_bias", neurons));
         let selection = match self.select {
             Select::All => Selection::All,
             Select::Mask(shape) => Selection::Mask(self.mask(&mut problem, rng, shape)?),
             Select::GateFirst => Selection::GateFirst,
-            Select::Threshold => Selection::Threshold(0.0),
+            // What needs the layer comes below.
+            Select::Threshold | Select::Bitplane | Select::BitplaneSure => Selection::All,
         };
         let output = if self.accumulate {
             let before = token_rows(rng, ValueClass::Plain, self.capacity, self.tokens, self.width);
@@ -263,6 +284,8 @@ impl FfnSpec {
             gate,
             up,
             down,
+            gate_low,
+            up_low,
             gate_bias,
             up_bias,
             output,
@@ -274,8 +297,15 @@ impl FfnSpec {
             selection,
             accumulate: self.accumulate,
         };
-        if self.select == Select::Threshold {
-            ffn.selection = Selection::Threshold(self.threshold(&problem, &ffn, oracle)?);
+        match self.select {
+            Select::Threshold => {
+                ffn.selection = Selection::Threshold(self.threshold(&problem, &ffn, oracle)?);
+            }
+            Select::Bitplane => ffn.selection = self.bitplane(&mut problem, rng, &ffn, oracle, 1.0)?,
+            Select::BitplaneSure => {
+                ffn.selection = self.bitplane(&mut problem, rng, &ffn, oracle, f32::INFINITY)?;
+            }
+            _ => {}
         }
         problem.push(OperationKind::Ffn(ffn), arithmetic(self.int8));
         if let Some(ranges) = make_ranges(self.ranges, self.neurons) {

@@ -4,12 +4,14 @@ mod cache;
 mod experts;
 mod ffn;
 mod plain;
+mod planes;
 
 pub use cache::{AttentionSpec, CacheAction, CacheSpec, SequenceShape};
 pub(crate) use experts::layer_of;
 pub use experts::{ExpertsSpec, RouteSpec};
 pub use ffn::{FUNCTIONS, FfnSpec, MaskShape, PredictSpec, RANGES, RangeShape, SELECTS, Select, make_ranges};
 pub use plain::{CopySpec, ElementwiseSpec, EmbedSpec, LinearSpec, NormSpec, RopeSpec, ScalingShape};
+pub use planes::PlaneShape;
 
 use crate::finding::Fallible;
 use crate::problem::Problem;

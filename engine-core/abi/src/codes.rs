@@ -235,9 +235,14 @@ impl OperationCode {
     /// head_dim, u\[3\] sliding window in positions or 0. f\[0\] scale, f\[1\] soft cap of the scores or 0.
     pub const ATTENTION: OperationCode = OperationCode(7);
     /// Feed-forward layer over the active ranges. Slots: input, \[gate\], up, down, \[gate_bias\], \[up_bias\],
-    /// \[mask\], output, \[hidden\], \[active_count\]. u\[0\] layout of down: 1 a row per output element, 2 a row per
+    /// \[mask\], output, \[hidden\], \[active_count\], \[gate_low\], \[up_low\], \[gate_deviation\], \[up_deviation\],
+    /// \[down_norm\]. u\[0\] layout of down: 1 a row per output element, 2 a row per
     /// neuron; u\[1\] function, u\[2\] function of up (see ACTIVATE); u\[3\] selection: 0 all, 1 mask, 2 gate first,
-    /// 3 threshold; u\[4\] accumulate, 0 or 1. f\[0\] threshold.
+    /// 3 threshold, 4 bit planes; u\[4\] accumulate, 0 or 1. f\[0\] threshold, f\[1\] deviations of bit planes.
+    /// With gate_low the codes of gate (Q4_0) are the high halves of 8-bit codes, of which these are the low ones, and
+    /// the same with up. Bit planes keep a neuron where `|function(e + k s |x|)|`, times the same of up where
+    /// up_deviation is given, times down_norm where that is given, is above the threshold: e the product of the high
+    /// halves, `D (q - 7.53125)` per element, s the deviation, |x| the norm of the input.
     pub const FFN: OperationCode = OperationCode(8);
     /// `mask[t][i] = (fc2 . relu(fc1 . input[t]))[i] >= threshold`. Slots: input, fc1, fc2, mask. f\[0\] threshold.
     pub const PREDICT: OperationCode = OperationCode(9);

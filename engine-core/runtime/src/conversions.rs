@@ -147,6 +147,8 @@ fn question(
                 gate: ffn.is_none_or(|ffn| ffn.gated).then(|| weight("gate")),
                 up: weight("up"),
                 down: weight("down"),
+                gate_low: None,
+                up_low: None,
                 gate_bias: None,
                 up_bias: None,
                 output,

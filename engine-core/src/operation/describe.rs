@@ -146,21 +146,41 @@ fn visit_ffn(ffn: &mut Ffn, f: &mut dyn FnMut(&'static str, &mut SlotId, Access)
     }
     f("up", &mut ffn.up, Read);
     f("down", &mut ffn.down, Read);
+    if let Some(low) = &mut ffn.gate_low {
+        f("gate_low", low, Read);
+    }
+    if let Some(low) = &mut ffn.up_low {
+        f("up_low", low, Read);
+    }
     if let Some(bias) = &mut ffn.gate_bias {
         f("gate_bias", bias, Read);
     }
     if let Some(bias) = &mut ffn.up_bias {
         f("up_bias", bias, Read);
     }
-    if let Selection::Mask(mask) = &mut ffn.selection {
-        f("mask", mask, Read);
-    }
+    visit_selection(&mut ffn.selection, f);
     f("output", &mut ffn.output, if ffn.accumulate { ReadWrite } else { Write });
     if let Some(hidden) = &mut ffn.hidden {
         f("hidden", hidden, Write);
     }
     if let Some(count) = &mut ffn.active_count {
         f("active_count", count, Write);
+    }
+}
+
+fn visit_selection(selection: &mut Selection, f: &mut dyn FnMut(&'static str, &mut SlotId, Access)) {
+    match selection {
+        Selection::Mask(mask) => f("mask", mask, Access::Read),
+        Selection::Bitplane(rule) => {
+            f("gate_deviation", &mut rule.gate_deviation, Access::Read);
+            if let Some(deviation) = &mut rule.up_deviation {
+                f("up_deviation", deviation, Access::Read);
+            }
+            if let Some(norm) = &mut rule.down_norm {
+                f("down_norm", norm, Access::Read);
+            }
+        }
+        Selection::All | Selection::GateFirst | Selection::Threshold(_) => {}
     }
 }
 
@@ -174,9 +194,7 @@ fn visit_experts(experts: &mut Experts, f: &mut dyn FnMut(&'static str, &mut Slo
     }
     f("up", &mut experts.up, Read);
     f("down", &mut experts.down, Read);
-    if let Selection::Mask(mask) = &mut experts.selection {
-        f("mask", mask, Read);
-    }
+    visit_selection(&mut experts.selection, f);
     f("output", &mut experts.output, if experts.accumulate { ReadWrite } else { Write });
     if let Some(count) = &mut experts.active_count {
         f("active_count", count, Write);

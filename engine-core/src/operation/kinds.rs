@@ -329,6 +329,30 @@ pub enum Selection {
     GateFirst,
     /// CATS: as gate-first, but a neuron is dropped where `|function(gate)| <= threshold`.
     Threshold(f32),
+    /// Those that the high halves of the codes cannot rule out.
+    Bitplane(Bitplane),
+}
+
+/// A selection by the high halves of weights in planes (see [`Ffn::gate_low`]).
+///
+/// With `e` the product of a row's high halves (`16 d (q - 7.53125)` per element, the middle of what the low half may be)
+/// and the input, bias included, and `|x|` the Euclidean norm of the token's input, neuron `i` is kept where
+/// `|function(e_gate + deviations * gate_deviation_i * |x|)| * |up_function(e_up + deviations * up_deviation_i * |x|)| *
+/// down_norm_i > threshold`, or where that is NaN. The factors of up and of down are left out where their slots are.
+/// What is kept is computed from both halves, and then skipped where it is zero, as by [`Selection::GateFirst`], where
+/// `function` is zero below zero.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bitplane {
+    /// F32 `[1 x n_ff]`: standard deviation of what the estimate of the gate leaves out, per unit of `|x|`.
+    pub gate_deviation: SlotId,
+    /// F32 `[1 x n_ff]`: the same for up, whose estimate then counts; needs [`Ffn::up_low`].
+    pub up_deviation: Option<SlotId>,
+    /// F32 `[1 x n_ff]`: the Euclidean norm of each neuron's row of down, or any other weight.
+    pub down_norm: Option<SlotId>,
+    /// How many standard deviations are allowed for; infinite is gate-first.
+    pub deviations: f32,
+    /// Neurons at or below are skipped.
+    pub threshold: f32,
 }
 
 /// A mixture of experts: feed-forward layers of one shape, of which each token uses a few.
@@ -384,6 +408,13 @@ pub struct Ffn {
     pub up: SlotId,
     /// See `down_layout`.
     pub down: SlotId,
+    /// I8 `[n_ff x n_embd/2]`: where it is given, `gate` is in planes. Then `gate` is Q4_0 and holds the high halves of
+    /// codes of 8 bits, and this the low halves, packed as Q4_0 packs its codes: with `D` the scale of `gate`'s block,
+    /// `q` its code and `l` the low half, the weight is `D/16 * (16 (q - 8) + l)`, which is a Q8_0 matrix's value, and
+    /// that is also how it meets quantised activations.
+    pub gate_low: Option<SlotId>,
+    /// The same for `up`.
+    pub up_low: Option<SlotId>,
     /// F32 `[1 x n_ff]`.
     pub gate_bias: Option<SlotId>,
     /// F32 `[1 x n_ff]`.

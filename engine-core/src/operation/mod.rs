@@ -23,8 +23,8 @@ mod validate;
 
 pub use describe::{Access, Operand};
 pub use kinds::{
-    Activation, DownLayout, Experts, Ffn, Gating, NormKind, OperationKind, Rope, RopeScaling, RopeStyle,
-    Selection,
+    Activation, Bitplane, DownLayout, Experts, Ffn, Gating, NormKind, OperationKind, Rope, RopeScaling,
+    RopeStyle, Selection,
 };
 
 use crate::backend::BufferView;

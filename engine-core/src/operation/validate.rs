@@ -378,6 +378,11 @@ impl Checker<'_> {
             DownLayout::OutputRows => self.weight("down", ffn.down, width, neurons)?,
             DownLayout::NeuronRows => self.weight("down", ffn.down, neurons, width)?,
         }
+        if ffn.gate.is_none() && ffn.gate_low.is_some() {
+            return self.fail("gate_low needs a gate");
+        }
+        self.low_halves("gate_low", ffn.gate_low, ffn.gate.unwrap_or(ffn.up))?;
+        self.low_halves("up_low", ffn.up_low, ffn.up)?;
         self.vector("gate_bias", ffn.gate_bias, neurons)?;
         self.vector("up_bias", ffn.up_bias, neurons)?;
         if let Some(hidden) = ffn.hidden {
@@ -387,7 +392,29 @@ impl Checker<'_> {
         if let Some(count) = ffn.active_count {
             self.rows_of("active_count", count, DType::I32, 1)?;
         }
+        if let Selection::Bitplane(rule) = ffn.selection {
+            if ffn.gate_low.is_none() || (rule.up_deviation.is_some() && ffn.up_low.is_none()) {
+                return self
+                    .fail("what bit planes estimate must be in planes: gate_low, or up_low, is missing");
+            }
+        }
         self.selection(ffn.selection, ffn.function, neurons)
+    }
+
+    /// The low halves of the codes whose high halves are `high`.
+    fn low_halves(&self, field: &str, low: Option<SlotId>, high: SlotId) -> Result<()> {
+        let Some(low) = low else { return Ok(()) };
+        let (low, high) = (self.slot(low), self.slot(high));
+        let (found, wanted) = (&low.tensor, &high.tensor);
+        if high.tensor.dtype != DType::Q4_0 {
+            return self.fail(format!("{field}: the high halves `{}` are {wanted}, wanted Q4_0", high.name));
+        }
+        let shape = (wanted.rows, wanted.columns / 2);
+        if found.dtype != DType::I8 || (found.rows, found.columns) != shape || low.per_token {
+            return self
+                .fail(format!("{field} `{}` is {found}, wanted I8 [{} x {}]", low.name, shape.0, shape.1));
+        }
+        Ok(())
     }
 
     fn selection(&self, selection: Selection, function: Activation, neurons: u64) -> Result<()> {
@@ -401,6 +428,16 @@ impl Checker<'_> {
             Selection::GateFirst => Ok(()),
             Selection::Threshold(t) if !(t.is_finite() && t >= 0.0) => self.fail(format!("threshold is {t}")),
             Selection::Threshold(_) => Ok(()),
+            Selection::Bitplane(rule) => {
+                self.vector("gate_deviation", Some(rule.gate_deviation), neurons)?;
+                self.vector("up_deviation", rule.up_deviation, neurons)?;
+                self.vector("down_norm", rule.down_norm, neurons)?;
+                let (k, t) = (rule.deviations, rule.threshold);
+                if k.is_nan() || k < 0.0 || !(t.is_finite() && t >= 0.0) {
+                    return self.fail(format!("{k} deviations and a threshold of {t}"));
+                }
+                Ok(())
+            }
         }
     }
 
@@ -436,8 +473,8 @@ impl Checker<'_> {
             self.rows_of("active_count", count, DType::I32, 1)?;
             self.distinct("active_count", count, &[op.chosen])?;
         }
-        if let Selection::Mask(_) = op.selection {
-            return self.fail("experts take no mask");
+        if let Selection::Mask(_) | Selection::Bitplane(_) = op.selection {
+            return self.fail("experts take no mask and have no bit planes");
         }
         self.selection(op.selection, op.function, neurons)
     }

@@ -14,6 +14,7 @@ use crate::run::experts::{Experts, Route, STAGING};
 use crate::run::ffn::{Ffn, Select};
 use crate::run::input::Needs;
 use crate::run::linear::{Linear, Predict};
+use crate::run::planes::PlaneRule;
 use crate::run::{Operand, Weight, index};
 
 /// An operation ready to run.
@@ -90,7 +91,14 @@ impl Slots<'_> {
             let known = WeightType::ALL.map(|w| w.dtype().name()).join(", ");
             format!("`{}` is {}; the cpu has kernels for {known}", slot.name, slot.tensor.dtype)
         })?;
-        Ok(Weight { operand, format })
+        Ok(Weight { operand, format, low: None })
+    }
+
+    /// A matrix in planes, where `low` says so.
+    fn planes(&self, id: SlotId, low: Option<SlotId>) -> Result<Weight, String> {
+        let weight = self.weight(id)?;
+        let Some(low) = low else { return Ok(weight) };
+        Ok(Weight { format: WeightType::Planes, low: Some(self.operand(low)?), ..weight })
     }
 
     fn per_token(&self, id: SlotId) -> bool {
@@ -211,8 +219,8 @@ pub(crate) fn compile(list: &OperationList, at: usize, tables: &mut Vec<RopeKey>
             soft_cap: soft_cap.unwrap_or(0.0),
         }),
         OperationKind::Ffn(ffn) => {
-            let gate = ffn.gate.map(|g| slots.weight(g)).transpose()?;
-            let (up, down) = (slots.weight(ffn.up)?, slots.weight(ffn.down)?);
+            let gate = ffn.gate.map(|g| slots.planes(g, ffn.gate_low)).transpose()?;
+            let (up, down) = (slots.planes(ffn.up, ffn.up_low)?, slots.weight(ffn.down)?);
             let by_neuron = ffn.down_layout == DownLayout::NeuronRows;
             let mut hidden_needs = Needs::of(hidden, &[down.format]);
             if by_neuron {
@@ -238,6 +246,13 @@ pub(crate) fn compile(list: &OperationList, at: usize, tables: &mut Vec<RopeKey>
                     Selection::Mask(mask) => Select::Mask(slots.operand(mask)?),
                     Selection::GateFirst => Select::GateFirst,
                     Selection::Threshold(t) => Select::Threshold(t),
+                    Selection::Bitplane(rule) => Select::Planes(PlaneRule {
+                        gate_deviation: slots.operand(rule.gate_deviation)?,
+                        up_deviation: slots.optional(rule.up_deviation)?,
+                        down_norm: slots.optional(rule.down_norm)?,
+                        deviations: rule.deviations,
+                        threshold: rule.threshold,
+                    }),
                     _ => return Err("an unknown selection of neurons".into()),
                 },
                 accumulate: ffn.accumulate,

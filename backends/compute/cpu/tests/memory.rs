@@ -120,6 +120,8 @@ fn feed_forward(device: &dyn ComputeBackend) -> Rig<'_> {
         gate: Some(gate),
         up,
         down,
+        gate_low: None,
+        up_low: None,
         gate_bias: None,
         up_bias: None,
         output,

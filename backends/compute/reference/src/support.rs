@@ -43,7 +43,7 @@ pub(crate) fn check(list: &OperationList, index: usize) -> Result<()> {
         };
         let dtype = slot.tensor.dtype;
         let moved = matches!(operation.kind, OperationKind::Copy { .. });
-        if !moved && !dequantise::is_known(dtype) && !matches!(dtype, DType::I32 | DType::U8) {
+        if !moved && !dequantise::is_known(dtype) && !matches!(dtype, DType::I32 | DType::U8 | DType::I8) {
             return at(format!("{} `{}` of type {dtype}", operand.field, slot.name));
         }
     }
@@ -76,7 +76,11 @@ fn is_known_kind(kind: &OperationKind) -> bool {
                 && functions::is_known(ffn.up_function)
                 && matches!(
                     ffn.selection,
-                    Selection::All | Selection::Mask(_) | Selection::GateFirst | Selection::Threshold(_)
+                    Selection::All
+                        | Selection::Mask(_)
+                        | Selection::GateFirst
+                        | Selection::Threshold(_)
+                        | Selection::Bitplane(_)
                 )
         }
         OperationKind::Route { gating, .. } => matches!(gating, Gating::Softmax | Gating::Sigmoid),

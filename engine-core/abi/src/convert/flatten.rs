@@ -140,13 +140,14 @@ fn flatten_rope(rope: &Rope) -> Result<Flat> {
     flat(OperationCode::ROPE, &[Some(rope.input), rope.factors, Some(rope.output)], &u, &f)
 }
 
-/// Code, mask and threshold.
-fn selection_code(selection: Selection) -> Result<(u64, Option<SlotId>, f32)> {
+/// Code, mask, threshold and deviations.
+fn selection_code(selection: Selection) -> Result<(u64, Option<SlotId>, [f32; 2])> {
     match selection {
-        Selection::All => Ok((0, None, 0.0)),
-        Selection::Mask(mask) => Ok((1, Some(mask), 0.0)),
-        Selection::GateFirst => Ok((2, None, 0.0)),
-        Selection::Threshold(threshold) => Ok((3, None, threshold)),
+        Selection::All => Ok((0, None, [0.0; 2])),
+        Selection::Mask(mask) => Ok((1, Some(mask), [0.0; 2])),
+        Selection::GateFirst => Ok((2, None, [0.0; 2])),
+        Selection::Threshold(threshold) => Ok((3, None, [threshold, 0.0])),
+        Selection::Bitplane(rule) => Ok((4, None, [rule.threshold, rule.deviations])),
         other => Err(Error::unsupported(format!(
             "selection {other:?} has no code in this version of the interface"
         ))),
@@ -154,9 +155,9 @@ fn selection_code(selection: Selection) -> Result<(u64, Option<SlotId>, f32)> {
 }
 
 fn flatten_experts(op: &Experts) -> Result<Flat> {
-    let (selection, mask, threshold) = selection_code(op.selection)?;
-    if mask.is_some() {
-        return Err(Error::invalid("experts: a mask"));
+    let (selection, mask, numbers) = selection_code(op.selection)?;
+    if mask.is_some() || matches!(op.selection, Selection::Bitplane(_)) {
+        return Err(Error::invalid("experts: a mask or bit planes"));
     }
     let slots = [
         Some(op.input),
@@ -176,11 +177,15 @@ fn flatten_experts(op: &Experts) -> Result<Flat> {
         selection,
         u64::from(op.accumulate),
     ];
-    flat(OperationCode::EXPERTS, &slots, &u, &[threshold])
+    flat(OperationCode::EXPERTS, &slots, &u, &numbers)
 }
 
 fn flatten_ffn(ffn: &Ffn) -> Result<Flat> {
-    let (selection, mask, threshold) = selection_code(ffn.selection)?;
+    let (selection, mask, numbers) = selection_code(ffn.selection)?;
+    let rule = match ffn.selection {
+        Selection::Bitplane(rule) => [Some(rule.gate_deviation), rule.up_deviation, rule.down_norm],
+        _ => [None; 3],
+    };
     flat(
         OperationCode::FFN,
         &[
@@ -194,6 +199,11 @@ fn flatten_ffn(ffn: &Ffn) -> Result<Flat> {
             Some(ffn.output),
             ffn.hidden,
             ffn.active_count,
+            ffn.gate_low,
+            ffn.up_low,
+            rule[0],
+            rule[1],
+            rule[2],
         ],
         &[
             layout_code(ffn.down_layout)?,
@@ -202,6 +212,6 @@ fn flatten_ffn(ffn: &Ffn) -> Result<Flat> {
             selection,
             u64::from(ffn.accumulate),
         ],
-        &[threshold],
+        &numbers,
     )
 }

@@ -6,7 +6,7 @@ use engine_core::backend::{
     ActiveRanges, Bindings, Bound, BufferId, BufferView, SequenceSpan, ToleranceClass,
 };
 use engine_core::operation::{
-    Accumulation, Activation, Arithmetic, DownLayout, Experts, Ffn, Gating, NormKind, Operation,
+    Accumulation, Activation, Arithmetic, Bitplane, DownLayout, Experts, Ffn, Gating, NormKind, Operation,
     OperationKind, OperationList, Place, Quantization, Rope, RopeScaling, RopeStyle, Selection, Slot, SlotId,
     SlotRole,
 };
@@ -67,10 +67,19 @@ fn ffn() -> impl Strategy<Value = OperationKind> {
         Just(Selection::All),
         slot_id().prop_map(Selection::Mask),
         Just(Selection::GateFirst),
-        number().prop_map(Selection::Threshold)
+        number().prop_map(Selection::Threshold),
+        (slot_id(), vec(option::of(slot_id()), 2), number(), number()).prop_map(|(gate, o, k, threshold)| {
+            Selection::Bitplane(Bitplane {
+                gate_deviation: gate,
+                up_deviation: o[0],
+                down_norm: o[1],
+                deviations: k,
+                threshold,
+            })
+        })
     ];
     let layout = prop_oneof![Just(DownLayout::OutputRows), Just(DownLayout::NeuronRows)];
-    let optional = vec(option::of(slot_id()), 5);
+    let optional = vec(option::of(slot_id()), 7);
     let codes = (layout, activation(), activation(), selection, any::<bool>());
     ([slot_id(), slot_id(), slot_id(), slot_id()], optional, codes).prop_map(
         |([input, up, down, output], o, (down_layout, function, up_function, selection, accumulate))| {
@@ -79,6 +88,8 @@ fn ffn() -> impl Strategy<Value = OperationKind> {
                 gate: o[0],
                 up,
                 down,
+                gate_low: o[5],
+                up_low: o[6],
                 gate_bias: o[1],
                 up_bias: o[2],
                 output,

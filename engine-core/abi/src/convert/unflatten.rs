@@ -3,7 +3,7 @@
 use super::codes::{activation, gating, layout, norm, style};
 use super::raw::flag;
 use crate::{NO_SLOT, Operation, OperationCode};
-use engine_core::operation::{Experts, Ffn, OperationKind, Rope, RopeScaling, Selection, SlotId};
+use engine_core::operation::{Bitplane, Experts, Ffn, OperationKind, Rope, RopeScaling, Selection, SlotId};
 use engine_core::{Error, Result};
 
 /// Takes slots and parameters in order, and then checks that nothing is left.
@@ -178,13 +178,31 @@ fn rope(r: &mut Reader<'_>) -> Result<Rope> {
     Ok(Rope { input, output, factors, style, head_dim, rotary_dim, base, scaling })
 }
 
-fn selection(r: &mut Reader<'_>, mask: Option<SlotId>) -> Result<Selection> {
-    match (r.u(), mask) {
+/// By mask and by the vectors of bit planes, where there are any.
+fn selection(r: &mut Reader<'_>, mask: Option<SlotId>, vectors: [Option<SlotId>; 3]) -> Result<Selection> {
+    let code = r.u();
+    if (code == 4) != vectors[0].is_some() || (code != 4 && vectors != [None; 3]) {
+        return Err(Error::invalid(format!("selection {code} and its vectors do not fit")));
+    }
+    match (code, mask) {
         (0, None) => Ok(Selection::All),
         (1, Some(mask)) => Ok(Selection::Mask(mask)),
         (2, None) => Ok(Selection::GateFirst),
         (3, None) => Ok(Selection::Threshold(r.f())),
-        (code @ 0..=3, _) => Err(Error::invalid(format!("selection {code} and its mask do not fit"))),
+        (4, None) => {
+            let [Some(gate_deviation), up_deviation, down_norm] = vectors else {
+                return Err(Error::invalid("bit planes without the gate's deviations"));
+            };
+            let (threshold, deviations) = (r.f(), r.f());
+            Ok(Selection::Bitplane(Bitplane {
+                gate_deviation,
+                up_deviation,
+                down_norm,
+                deviations,
+                threshold,
+            }))
+        }
+        (code @ 0..=4, _) => Err(Error::invalid(format!("selection {code} and its mask do not fit"))),
         (code, _) => Err(Error::unsupported(format!(
             "selection code {code} is not known to this version of the interface"
         ))),
@@ -205,7 +223,7 @@ fn experts(r: &mut Reader<'_>) -> Result<Experts> {
         down_layout: layout(r.u())?,
         function: activation(r.u())?,
         up_function: activation(r.u())?,
-        selection: selection(r, None)?,
+        selection: selection(r, None, [None; 3])?,
         accumulate: flag(r.u(), "experts: accumulate")?,
     })
 }
@@ -214,14 +232,18 @@ fn ffn(r: &mut Reader<'_>) -> Result<Ffn> {
     let (input, gate, up, down) = (r.slot()?, r.slot_or_none(), r.slot()?, r.slot()?);
     let (gate_bias, up_bias, mask) = (r.slot_or_none(), r.slot_or_none(), r.slot_or_none());
     let (output, hidden, active_count) = (r.slot()?, r.slot_or_none(), r.slot_or_none());
+    let (gate_low, up_low) = (r.slot_or_none(), r.slot_or_none());
+    let vectors = [r.slot_or_none(), r.slot_or_none(), r.slot_or_none()];
     let (down_layout, function, up_function) = (layout(r.u())?, activation(r.u())?, activation(r.u())?);
-    let selection = selection(r, mask)?;
+    let selection = selection(r, mask, vectors)?;
     let accumulate = flag(r.u(), "ffn: accumulate")?;
     Ok(Ffn {
         input,
         gate,
         up,
         down,
+        gate_low,
+        up_low,
         gate_bias,
         up_bias,
         output,

@@ -43,6 +43,8 @@ fn list() -> OperationList {
         gate: None,
         up,
         down,
+        gate_low: None,
+        up_low: None,
         gate_bias: None,
         up_bias: None,
         output: y,

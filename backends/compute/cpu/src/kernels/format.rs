@@ -26,6 +26,10 @@ pub(crate) enum WeightType {
     Q6K,
     /// See [`DType::BF16`].
     BF16,
+    /// Q4_0 bytes that are the high halves of 8-bit codes: an estimate of the weights in planes.
+    HighHalves,
+    /// High halves with their low halves, which is Q8_0 in two pieces.
+    Planes,
 }
 
 impl WeightType {
@@ -51,7 +55,7 @@ impl WeightType {
         match self {
             WeightType::F32 => DType::F32,
             WeightType::F16 => DType::F16,
-            WeightType::Q4_0 => DType::Q4_0,
+            WeightType::Q4_0 | WeightType::HighHalves | WeightType::Planes => DType::Q4_0,
             WeightType::Q4_1 => DType::Q4_1,
             WeightType::Q8_0 => DType::Q8_0,
             WeightType::Q4K => DType::Q4K,
@@ -66,20 +70,29 @@ impl WeightType {
     }
 }
 
+/// Where a row's elements lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row {
+    /// The row; of a matrix in planes its high halves.
+    pub(crate) data: *const u8,
+    /// The low halves of a matrix in planes, null otherwise.
+    pub(crate) low: *const u8,
+}
+
 /// A weight type's row as vectors. `block` counts 32 elements.
 pub(crate) trait Format: Copy {
     /// Elements `32 block..32 block + 32`, as f32, rounded once at most.
     ///
     /// # Safety
     /// The row has that block.
-    unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4];
+    unsafe fn vectors<S: Simd>(s: S, row: Row, block: usize) -> [S::V; 4];
 
     /// Elements `start..start + n` with `n < 8`, the other lanes zero. Called only where a row may end within a
     /// block, which no quantised row does.
     ///
     /// # Safety
     /// The row has these elements.
-    unsafe fn tail<S: Simd>(s: S, row: *const u8, start: usize, n: usize) -> S::V;
+    unsafe fn tail<S: Simd>(s: S, row: Row, start: usize, n: usize) -> S::V;
 }
 
 /// f32 rows.
@@ -94,27 +107,27 @@ pub(crate) struct BF16;
 
 impl Format for F32 {
     #[inline(always)]
-    unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4] {
+    unsafe fn vectors<S: Simd>(s: S, row: Row, block: usize) -> [S::V; 4] {
         // SAFETY: the caller's row has the block.
         unsafe {
-            let p = row.cast::<f32>().add(block * BLOCK);
+            let p = row.data.cast::<f32>().add(block * BLOCK);
             [s.load(p), s.load(p.add(LANES)), s.load(p.add(2 * LANES)), s.load(p.add(3 * LANES))]
         }
     }
 
     #[inline(always)]
-    unsafe fn tail<S: Simd>(s: S, row: *const u8, start: usize, n: usize) -> S::V {
+    unsafe fn tail<S: Simd>(s: S, row: Row, start: usize, n: usize) -> S::V {
         // SAFETY: the caller's row has the elements.
-        unsafe { s.load_part(row.cast::<f32>().add(start), n) }
+        unsafe { s.load_part(row.data.cast::<f32>().add(start), n) }
     }
 }
 
 impl Format for F16 {
     #[inline(always)]
-    unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4] {
+    unsafe fn vectors<S: Simd>(s: S, row: Row, block: usize) -> [S::V; 4] {
         // SAFETY: the caller's row has the block.
         unsafe {
-            let p = row.cast::<u16>().add(block * BLOCK);
+            let p = row.data.cast::<u16>().add(block * BLOCK);
             [
                 s.load_f16(p),
                 s.load_f16(p.add(LANES)),
@@ -125,18 +138,18 @@ impl Format for F16 {
     }
 
     #[inline(always)]
-    unsafe fn tail<S: Simd>(s: S, row: *const u8, start: usize, n: usize) -> S::V {
+    unsafe fn tail<S: Simd>(s: S, row: Row, start: usize, n: usize) -> S::V {
         // SAFETY: the caller's row has the elements.
-        unsafe { s.load_f16_part(row.cast::<u16>().add(start), n) }
+        unsafe { s.load_f16_part(row.data.cast::<u16>().add(start), n) }
     }
 }
 
 impl Format for BF16 {
     #[inline(always)]
-    unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4] {
+    unsafe fn vectors<S: Simd>(s: S, row: Row, block: usize) -> [S::V; 4] {
         // SAFETY: the caller's row has the block.
         unsafe {
-            let p = row.cast::<u16>().add(block * BLOCK);
+            let p = row.data.cast::<u16>().add(block * BLOCK);
             [
                 s.load_bf16(p),
                 s.load_bf16(p.add(LANES)),
@@ -147,9 +160,9 @@ impl Format for BF16 {
     }
 
     #[inline(always)]
-    unsafe fn tail<S: Simd>(s: S, row: *const u8, start: usize, n: usize) -> S::V {
+    unsafe fn tail<S: Simd>(s: S, row: Row, start: usize, n: usize) -> S::V {
         // SAFETY: the caller's row has the elements.
-        unsafe { s.load_bf16_part(row.cast::<u16>().add(start), n) }
+        unsafe { s.load_bf16_part(row.data.cast::<u16>().add(start), n) }
     }
 }
 
@@ -189,6 +202,14 @@ macro_rules! with_format {
                 use $crate::kernels::quantised::Q6K as $format;
                 $body
             }
+            $crate::kernels::format::WeightType::HighHalves => {
+                use $crate::kernels::planes::HighHalves as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::Planes => {
+                use $crate::kernels::planes::Planes as $format;
+                $body
+            }
         }
     };
 }
@@ -216,6 +237,14 @@ macro_rules! with_integer_format {
                 use $crate::kernels::quantised::Q6K as $format;
                 $body
             }
+            $crate::kernels::format::WeightType::HighHalves => {
+                use $crate::kernels::planes::HighHalves as $format;
+                $body
+            }
+            $crate::kernels::format::WeightType::Planes => {
+                use $crate::kernels::planes::Planes as $format;
+                $body
+            }
             $crate::kernels::format::WeightType::F32
             | $crate::kernels::format::WeightType::F16
             | $crate::kernels::format::WeightType::BF16 => $other,
@@ -231,6 +260,10 @@ pub(crate) struct Matrix {
     pub(crate) data: *const u8,
     /// Bytes between rows.
     pub(crate) stride: usize,
+    /// The low halves of row 0, where the matrix is in planes; null otherwise.
+    pub(crate) low: *const u8,
+    /// Bytes between rows of low halves.
+    pub(crate) low_stride: usize,
     /// Elements of a row.
     pub(crate) columns: usize,
     /// Their type.
@@ -245,8 +278,11 @@ unsafe impl Sync for Matrix {}
 impl Matrix {
     /// Where a row starts.
     #[inline(always)]
-    pub(crate) fn row(&self, row: usize) -> *const u8 {
-        self.data.wrapping_add(row * self.stride)
+    pub(crate) fn row(&self, row: usize) -> Row {
+        Row {
+            data: self.data.wrapping_add(row * self.stride),
+            low: self.low.wrapping_add(row * self.low_stride),
+        }
     }
 }
 
@@ -257,7 +293,7 @@ impl Matrix {
 #[inline(always)]
 pub(crate) unsafe fn weight_row<S: Simd>(
     s: S,
-    row: *const u8,
+    row: Row,
     format: WeightType,
     n: usize,
     scale: f32,
@@ -278,7 +314,7 @@ pub(crate) unsafe fn weight_row<S: Simd>(
 /// # Safety
 /// `row` has `n` elements of the format, `out` takes `n` f32.
 #[inline(always)]
-pub(crate) unsafe fn unpack<S: Simd, F: Format>(s: S, row: *const u8, n: usize, out: *mut f32) {
+pub(crate) unsafe fn unpack<S: Simd, F: Format>(s: S, row: Row, n: usize, out: *mut f32) {
     // SAFETY: blocks and tail lie within the row, and the same elements within `out`.
     unsafe {
         for block in 0..n / BLOCK {

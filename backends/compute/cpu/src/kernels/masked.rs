@@ -4,7 +4,7 @@
 //! changes no lane. Blocks without a participant are not read; in the others a lane that takes no part is masked, so a
 //! weight that is not finite there does not reach the sum.
 
-use super::format::{Format, Matrix, with_format, with_integer_format};
+use super::format::{Format, Matrix, Row, with_format, with_integer_format};
 use super::matmul::Input;
 use super::quantised::{IntegerFormat, add_product, lane_sums};
 use super::simd::{BLOCK, LANES, Simd};
@@ -53,7 +53,7 @@ pub(crate) unsafe fn masked<S: Simd>(s: S, job: &Masked<'_>) {
 }
 
 #[inline(always)]
-unsafe fn dot_f32<S: Simd, F: Format>(s: S, job: &Masked<'_>, row: *const u8, x: *const f32) -> f32 {
+unsafe fn dot_f32<S: Simd, F: Format>(s: S, job: &Masked<'_>, row: Row, x: *const f32) -> f32 {
     let n = job.weight.columns;
     let keep = job.keep.cast::<f32>();
     let mut sum = s.splat(0.0);
@@ -85,7 +85,7 @@ unsafe fn dot_f32<S: Simd, F: Format>(s: S, job: &Masked<'_>, row: *const u8, x:
 unsafe fn dot_int8<S: Simd, F: IntegerFormat>(
     s: S,
     job: &Masked<'_>,
-    row: *const u8,
+    row: Row,
     codes: *const i8,
     scales: *const f32,
 ) -> f32 {

@@ -4,7 +4,7 @@
 //! is unpacked once (to f32, or to codes and scales), then walked by a register block of rows x tokens. Both keep the
 //! one accumulator per output that the parent module describes, so a token's result does not depend on its batch.
 
-use super::format::{Format, Matrix, with_format, with_integer_format};
+use super::format::{Format, Matrix, Row, with_format, with_integer_format};
 use super::prefill;
 use super::quantised::{IntegerFormat, add_product, lane_sums};
 use super::simd::{BLOCK, LANES, Simd};
@@ -172,8 +172,13 @@ impl<const R: usize> Ahead<R> {
     #[inline(always)]
     fn of(job: &Matmul<'_>, i: usize) -> Ahead<R> {
         let last = job.rows.len() - 1;
-        let rows = std::array::from_fn(|r| job.weight.row(job.rows.get((i + r).min(last))));
-        Ahead { rows, step: job.weight.stride / job.weight.columns.div_ceil(BLOCK).max(1) }
+        let row = |r: usize| job.weight.row(job.rows.get((i + r).min(last)));
+        let blocks = job.weight.columns.div_ceil(BLOCK).max(1);
+        if job.weight.low.is_null() {
+            Ahead { rows: std::array::from_fn(|r| row(r).data), step: job.weight.stride / blocks }
+        } else {
+            Ahead { rows: std::array::from_fn(|r| row(r).low), step: job.weight.low_stride / blocks }
+        }
     }
 
     /// Asks for block `block` of row `r`.
@@ -186,7 +191,7 @@ impl<const R: usize> Ahead<R> {
 #[inline(always)]
 unsafe fn dot_f32<S: Simd, F: Format, const R: usize>(
     s: S,
-    rows: [*const u8; R],
+    rows: [Row; R],
     next: Ahead<R>,
     x: *const f32,
     n: usize,
@@ -244,7 +249,7 @@ unsafe fn one_token_f32<S: Simd, F: Format>(s: S, job: &Matmul<'_>, x: *const f3
 #[inline(always)]
 unsafe fn dot_int8<S: Simd, F: IntegerFormat, const R: usize>(
     s: S,
-    rows: [*const u8; R],
+    rows: [Row; R],
     next: Ahead<R>,
     codes: *const i8,
     scales: *const f32,

@@ -24,6 +24,7 @@ pub(crate) mod format;
 pub(crate) mod masked;
 pub(crate) mod matmul;
 pub(crate) mod norm;
+pub(crate) mod planes;
 pub(crate) mod pointwise;
 pub(crate) mod prefill;
 pub(crate) mod quantised;
@@ -69,7 +70,7 @@ pub(crate) struct Kernels {
     pub(crate) dequantise: unsafe fn(codes: *const i8, scales: *const f32, n: usize, out: *mut f32),
     /// One row of weights as f32, times a factor.
     pub(crate) weight_row:
-        unsafe fn(row: *const u8, format: format::WeightType, n: usize, scale: f32, out: *mut f32),
+        unsafe fn(row: format::Row, format: format::WeightType, n: usize, scale: f32, out: *mut f32),
     /// One group of a normalisation.
     pub(crate) norm: unsafe fn(&norm::Norm),
     /// One head of one token.
@@ -91,7 +92,7 @@ macro_rules! kernel_table {
         mod entries {
             use super::$simd;
             use crate::kernels;
-            use crate::kernels::format::WeightType;
+            use crate::kernels::format::{Row, WeightType};
             use engine_core::operation::Activation;
 
             /// # Safety
@@ -139,7 +140,7 @@ macro_rules! kernel_table {
             /// # Safety
             /// As for [`kernels::Kernels`].
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn weight_row(row: *const u8, format: WeightType, n: usize, scale: f32, out: *mut f32) {
+            pub(super) unsafe fn weight_row(row: Row, format: WeightType, n: usize, scale: f32, out: *mut f32) {
                 // SAFETY: the caller's promise, passed on.
                 unsafe { kernels::format::weight_row($value, row, format, n, scale, out) }
             }

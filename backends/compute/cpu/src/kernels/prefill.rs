@@ -1,7 +1,7 @@
 //! Rows of a weight matrix times several tokens: rows are unpacked to a tile once, then walked by a register block of
 //! rows x tokens. The order of each output's sum is that of one token.
 
-use super::format::{with_format, with_integer_format};
+use super::format::{Row, with_format, with_integer_format};
 use super::matmul::{Matmul, Tile};
 use super::quantised::{IntegerFormat, Q4K, Q6K, Q8, Second, add_product, lane_sums};
 use super::simd::{BLOCK, LANES, Simd};
@@ -181,7 +181,7 @@ pub(super) unsafe fn many_tokens_int8<S: Simd>(
 
 /// Writes a row's codes, and a pair of factors per block.
 #[inline(always)]
-unsafe fn unpack_codes<S: Simd, F: IntegerFormat>(s: S, row: *const u8, codes: *mut i8, factors: &mut [f32]) {
+unsafe fn unpack_codes<S: Simd, F: IntegerFormat>(s: S, row: Row, codes: *mut i8, factors: &mut [f32]) {
     for (block, out) in factors.as_chunks_mut::<2>().0.iter_mut().enumerate() {
         // SAFETY: the caller's row has a block per pair, and `codes` takes them.
         unsafe {

@@ -3,7 +3,7 @@
 //! All are cut into blocks of 32, the blocks of int8 activations, whatever blocks the type itself has: so one kernel
 //! serves all of them.
 
-use super::format::Format;
+use super::format::{Format, Row};
 use super::simd::{BLOCK, Simd};
 
 /// What a block's second factor is for.
@@ -26,7 +26,7 @@ pub(crate) trait IntegerFormat: Format {
     ///
     /// # Safety
     /// The row has that block.
-    unsafe fn codes<S: Simd>(s: S, row: *const u8, block: usize) -> (S::B, [f32; 2]);
+    unsafe fn codes<S: Simd>(s: S, row: Row, block: usize) -> (S::B, [f32; 2]);
 }
 
 /// Adds a block's product with int8 activations to an accumulator. `sums` are the activations' own sums by lane,
@@ -57,7 +57,7 @@ pub(crate) fn lane_sums<S: Simd, F: IntegerFormat>(s: S, activation: S::B) -> S:
 
 /// A block as f32.
 #[inline(always)]
-fn values<S: Simd, F: IntegerFormat>(s: S, v: [S::V; 4], [a, b]: [f32; 2]) -> [S::V; 4] {
+pub(super) fn values<S: Simd, F: IntegerFormat>(s: S, v: [S::V; 4], [a, b]: [f32; 2]) -> [S::V; 4] {
     let first = s.splat(a);
     match F::SECOND {
         Second::None => v.map(|v| s.mul(v, first)),
@@ -77,29 +77,31 @@ fn values<S: Simd, F: IntegerFormat>(s: S, v: [S::V; 4], [a, b]: [f32; 2]) -> [S
 /// # Safety
 /// Two readable bytes.
 #[inline(always)]
-unsafe fn half<S: Simd>(s: S, p: *const u8) -> f32 {
+pub(super) unsafe fn half<S: Simd>(s: S, p: *const u8) -> f32 {
     // SAFETY: the caller's promise.
     s.f16(unsafe { p.cast::<u16>().read_unaligned() })
 }
 
+/// [`Format`] for types that are read as codes.
 macro_rules! format_of_codes {
     ($($format:ty),*) => {
         $(impl Format for $format {
             #[inline(always)]
-            unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4] {
+            unsafe fn vectors<S: Simd>(s: S, row: Row, block: usize) -> [S::V; 4] {
                 // SAFETY: the caller's row has the block.
                 let (codes, factors) = unsafe { Self::codes(s, row, block) };
                 values::<S, Self>(s, s.widen(codes), factors)
             }
 
             #[inline(always)]
-            unsafe fn tail<S: Simd>(s: S, _: *const u8, _: usize, _: usize) -> S::V {
+            unsafe fn tail<S: Simd>(s: S, _: Row, _: usize, _: usize) -> S::V {
                 s.splat(0.0)
             }
         })*
     };
 }
 format_of_codes!(Q4, Q4Min, Q4K, Q6K);
+pub(super) use format_of_codes;
 
 /// Q8_0 rows.
 #[derive(Clone, Copy)]
@@ -111,16 +113,16 @@ impl Q8 {
 
 impl Format for Q8 {
     #[inline(always)]
-    unsafe fn vectors<S: Simd>(s: S, row: *const u8, block: usize) -> [S::V; 4] {
+    unsafe fn vectors<S: Simd>(s: S, row: Row, block: usize) -> [S::V; 4] {
         // SAFETY: the caller's row has the block: two bytes of scale, then the codes.
         unsafe {
-            let p = row.add(block * Self::BYTES);
+            let p = row.data.add(block * Self::BYTES);
             values::<S, Q8>(s, s.load_widened(p.add(2).cast()), [half(s, p), 0.0])
         }
     }
 
     #[inline(always)]
-    unsafe fn tail<S: Simd>(s: S, _: *const u8, _: usize, _: usize) -> S::V {
+    unsafe fn tail<S: Simd>(s: S, _: Row, _: usize, _: usize) -> S::V {
         s.splat(0.0)
     }
 }
@@ -129,10 +131,10 @@ impl IntegerFormat for Q8 {
     const SECOND: Second = Second::None;
 
     #[inline(always)]
-    unsafe fn codes<S: Simd>(s: S, row: *const u8, block: usize) -> (S::B, [f32; 2]) {
+    unsafe fn codes<S: Simd>(s: S, row: Row, block: usize) -> (S::B, [f32; 2]) {
         // SAFETY: the caller's row has the block: two bytes of scale, then the codes.
         unsafe {
-            let p = row.add(block * Self::BYTES);
+            let p = row.data.add(block * Self::BYTES);
             (s.load_bytes(p.add(2).cast()), [half(s, p), 0.0])
         }
     }
@@ -146,10 +148,10 @@ impl IntegerFormat for Q4 {
     const SECOND: Second = Second::None;
 
     #[inline(always)]
-    unsafe fn codes<S: Simd>(s: S, row: *const u8, block: usize) -> (S::B, [f32; 2]) {
+    unsafe fn codes<S: Simd>(s: S, row: Row, block: usize) -> (S::B, [f32; 2]) {
         // SAFETY: the caller's row has the block: two bytes of scale, then the codes.
         unsafe {
-            let p = row.add(block * 18);
+            let p = row.data.add(block * 18);
             (s.sub_bytes(s.load_nibbles(p.add(2)), s.splat_byte(8)), [half(s, p), 0.0])
         }
     }
@@ -163,10 +165,10 @@ impl IntegerFormat for Q4Min {
     const SECOND: Second = Second::Term;
 
     #[inline(always)]
-    unsafe fn codes<S: Simd>(s: S, row: *const u8, block: usize) -> (S::B, [f32; 2]) {
+    unsafe fn codes<S: Simd>(s: S, row: Row, block: usize) -> (S::B, [f32; 2]) {
         // SAFETY: the caller's row has the block: scale, minimum, codes.
         unsafe {
-            let p = row.add(block * 20);
+            let p = row.data.add(block * 20);
             (s.load_nibbles(p.add(4)), [half(s, p), half(s, p.add(2))])
         }
     }
@@ -184,11 +186,11 @@ impl IntegerFormat for Q4K {
     const SECOND: Second = Second::Term;
 
     #[inline(always)]
-    unsafe fn codes<S: Simd>(s: S, row: *const u8, block: usize) -> (S::B, [f32; 2]) {
+    unsafe fn codes<S: Simd>(s: S, row: Row, block: usize) -> (S::B, [f32; 2]) {
         let group = block % SUPER;
         // SAFETY: the caller's row has the block, and so the whole super-block of 144 bytes.
         unsafe {
-            let p = row.add(block / SUPER * 144);
+            let p = row.data.add(block / SUPER * 144);
             let packed = p.add(4).cast::<[u8; 12]>().read();
             let (scale, minimum) = if group < 4 {
                 (packed[group] & 63, packed[group + 4] & 63)
@@ -212,11 +214,11 @@ impl IntegerFormat for Q6K {
     const SECOND: Second = Second::UpperHalf;
 
     #[inline(always)]
-    unsafe fn codes<S: Simd>(s: S, row: *const u8, block: usize) -> (S::B, [f32; 2]) {
+    unsafe fn codes<S: Simd>(s: S, row: Row, block: usize) -> (S::B, [f32; 2]) {
         let (half_of_super, run) = (block % SUPER / 4, block % 4);
         // SAFETY: the caller's row has the block, and so the whole super-block of 210 bytes.
         unsafe {
-            let p = row.add(block / SUPER * 210);
+            let p = row.data.add(block / SUPER * 210);
             let low = s.load_bytes(p.add(64 * half_of_super + 32 * (run % 2)).cast());
             let high = s.load_bytes(p.add(128 + 32 * half_of_super).cast());
             let low = s.bits(low, (run / 2 * 4) as u32, 15);

@@ -2,6 +2,7 @@
 //!
 //! An output has one accumulator for the first and one for the second half of its blocks, which are added at the end.
 
+use super::format::Row;
 use super::matmul::{Ahead, Matmul};
 use super::quantised::{IntegerFormat, Second};
 use super::simd::{BLOCK, LANES, Simd};
@@ -29,7 +30,7 @@ fn outputs<S: Simd>(s: S, sums: S::V) -> [f32; 4] {
 #[inline(always)]
 pub(super) unsafe fn column<S: Simd, F: IntegerFormat>(
     s: S,
-    rows: [*const u8; 4],
+    rows: [Row; 4],
     next: Ahead<4>,
     codes: *const i8,
     scales: *const f32,

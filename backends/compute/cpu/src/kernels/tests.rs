@@ -122,7 +122,7 @@ proptest! {
     ) {
         let mut random = Random(seed);
         for kernels in tiers() {
-            for format in WeightType::ALL {
+            for format in weights::formats() {
                 let n = weights::columns(format, blocks, odd);
                 let w = Weights::new(&mut random, format, rows, n);
                 let x = random.vec(n * tokens);
@@ -173,7 +173,7 @@ proptest! {
     ) {
         let mut random = Random(seed);
         for kernels in tiers() {
-            for format in WeightType::ALL {
+            for format in weights::formats() {
                 let columns = weights::columns(format, blocks, odd);
                 let w = Weights::new(&mut random, format, neurons, columns);
                 let mut h = random.vec(neurons * tokens);
@@ -220,7 +220,7 @@ proptest! {
     fn masked_products_skip_what_takes_no_part(seed in any::<u64>(), rows in 1usize..20, blocks in 1usize..6, odd in 0usize..32) {
         let mut random = Random(seed);
         for kernels in tiers() {
-            for format in WeightType::ALL {
+            for format in weights::formats() {
                 let n = weights::columns(format, blocks, odd);
                 let mut w = Weights::new(&mut random, format, rows, n);
                 let keep: Vec<u32> = (0..n).map(|_| if random.next().is_multiple_of(5) { u32::MAX } else { 0 }).collect();

@@ -62,7 +62,7 @@ pub(crate) fn embed(run: &Run<'_>, op: &Embed) -> Result<(), Stopped> {
     let (start, end) = run.worker.share(env.tokens, 1);
     for t in start..end {
         if let Ok(row) = id(t) {
-            let (from, n) = (env.row(&op.table.operand, row), op.table.operand.columns);
+            let (from, n) = (env.matrix(&op.table).row(row), op.table.operand.columns);
             // SAFETY: the row lies within the table, the output has a row per token.
             unsafe { (run.kernels.weight_row)(from, op.table.format, n, op.scale, env.f32(&op.output, t)) };
         }

@@ -8,8 +8,10 @@
 use std::ops::Range;
 
 use super::input::{Needs, Ready, Source, ready};
+use super::planes::PlaneRule;
 use super::{Local, Operand, Run, Weight};
 use crate::kernels::axpy::{Axpy, AxpyTokens};
+use crate::kernels::format::Matrix;
 use crate::kernels::masked::Masked;
 use crate::kernels::matmul::{Input, Matmul, Rows, Tile};
 use crate::kernels::simd::BLOCK;
@@ -26,6 +28,8 @@ pub(crate) enum Select {
     GateFirst,
     /// Neurons whose activated gate is larger.
     Threshold(f32),
+    /// Neurons that the high halves of their weights do not rule out.
+    Planes(PlaneRule),
 }
 
 /// `OperationKind::Ffn`.
@@ -90,15 +94,15 @@ pub(crate) fn ffn_of(run: &Run<'_>, op: &Ffn, tokens: usize, local: &mut Local) 
 }
 
 /// Some tokens of a layer.
-struct Layer<'a> {
-    run: &'a Run<'a>,
-    op: &'a Ffn,
+pub(super) struct Layer<'a> {
+    pub(super) run: &'a Run<'a>,
+    pub(super) op: &'a Ffn,
     input: Ready,
     ranges: &'a [ClusterRange],
     /// First of the tokens.
-    first: usize,
+    pub(super) first: usize,
     /// Their number.
-    tokens: usize,
+    pub(super) tokens: usize,
     dense: bool,
 }
 
@@ -121,20 +125,20 @@ impl Layer<'_> {
         Ok(())
     }
 
-    fn stride(&self) -> usize {
+    pub(super) fn stride(&self) -> usize {
         self.run.shared.layout.neurons
     }
 
     /// Activated gate, then `h`, of a token of this part.
-    fn hidden(&self, token: usize) -> *mut f32 {
+    pub(super) fn hidden(&self, token: usize) -> *mut f32 {
         self.run.shared.at::<f32>(self.run.shared.layout.gate).wrapping_add(token * self.stride())
     }
 
-    fn up(&self, token: usize) -> *mut f32 {
+    pub(super) fn up(&self, token: usize) -> *mut f32 {
         self.run.shared.at::<f32>(self.run.shared.layout.up).wrapping_add(token * self.stride())
     }
 
-    fn keep(&self, token: usize) -> *mut u32 {
+    pub(super) fn keep(&self, token: usize) -> *mut u32 {
         self.run.shared.at::<u32>(self.run.shared.layout.keep).wrapping_add(token * self.stride())
     }
 
@@ -161,8 +165,21 @@ impl Layer<'_> {
         out: *mut f32,
         tile: &mut Tile,
     ) {
+        self.multiply_matrix(self.run.env.matrix(weight), weight, bias, rows, out, tile);
+    }
+
+    /// The same with another view of the weight's matrix.
+    pub(super) fn multiply_matrix(
+        &self,
+        matrix: Matrix,
+        weight: &Weight,
+        bias: Option<&Operand>,
+        rows: Rows<'_>,
+        out: *mut f32,
+        tile: &mut Tile,
+    ) {
         let job = Matmul {
-            weight: self.run.env.matrix(weight),
+            weight: matrix,
             rows,
             input: self.input_for(weight),
             tokens: self.tokens,
@@ -175,7 +192,7 @@ impl Layer<'_> {
         unsafe { (self.run.kernels.matmul)(&job, tile) };
     }
 
-    fn activate(&self, function: Activation, run: *mut f32, len: usize) {
+    pub(super) fn activate(&self, function: Activation, run: *mut f32, len: usize) {
         if function != Activation::Identity {
             // SAFETY: callers pass runs within the shared rows.
             unsafe { (self.run.kernels.activate)(function, run, run, len) };
@@ -222,7 +239,8 @@ impl Layer<'_> {
             .map(|r| (r.start as usize).max(chunk.start)..(r.end as usize).min(chunk.end))
             .filter(|r| r.start < r.end)
             .collect();
-        // Who is computed first (with a gate: its rows), as ranges or, under a mask, the union of the tokens' lists.
+        // Who is computed first (with a gate: its rows), as ranges or, where that is known before, the union of the
+        // tokens' lists.
         local.list.clear();
         if let Select::Mask(mask) = &op.select {
             for i in active.iter().cloned().flatten() {
@@ -240,12 +258,15 @@ impl Layer<'_> {
                 }
             }
         }
-        let masked = matches!(op.select, Select::Mask(_));
+        if let Select::Planes(rule) = &op.select {
+            self.keep_by_planes(rule, chunk.clone(), &active, local);
+        }
+        let listed = matches!(op.select, Select::Mask(_) | Select::Planes(_));
         let (first_weight, first_bias) = match &op.gate {
             Some(gate) => (gate, op.gate_bias.as_ref()),
             None => (&op.up, op.up_bias.as_ref()),
         };
-        if masked {
+        if listed {
             self.multiply(first_weight, first_bias, Rows::List(&local.list), self.hidden(0), &mut local.tile);
         } else {
             for r in &active {
@@ -256,8 +277,10 @@ impl Layer<'_> {
         for t in 0..self.tokens {
             self.activate(op.function, self.hidden(t).wrapping_add(start), len);
         }
-        if !masked {
-            self.keep_by_gate(&active, &mut local.list);
+        match op.select {
+            Select::Planes(_) if op.function.is_zero_below() => self.drop_zero_gates(&mut local.list),
+            Select::Planes(_) | Select::Mask(_) => {}
+            _ => self.keep_by_gate(&active, &mut local.list),
         }
         if op.gate.is_some() {
             self.multiply(&op.up, op.up_bias.as_ref(), Rows::List(&local.list), self.up(0), &mut local.tile);
@@ -268,7 +291,7 @@ impl Layer<'_> {
                 unsafe { (self.run.kernels.multiply)(h, up, h, len) };
             }
         }
-        let skips_zero = matches!(op.select, Select::GateFirst | Select::Threshold(_));
+        let skips_zero = matches!(op.select, Select::GateFirst | Select::Threshold(_) | Select::Planes(_));
         for t in 0..self.tokens {
             for i in chunk.clone() {
                 // SAFETY: as above.
@@ -294,7 +317,7 @@ impl Layer<'_> {
                 let kept = match self.op.select {
                     Select::GateFirst => gate != 0.0,
                     Select::Threshold(limit) => gate.abs() > limit || gate.is_nan(),
-                    Select::All | Select::Mask(_) => true,
+                    Select::All | Select::Mask(_) | Select::Planes(_) => true,
                 };
                 if kept {
                     any = true;

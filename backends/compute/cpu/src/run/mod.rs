@@ -8,6 +8,7 @@ pub(crate) mod experts;
 pub(crate) mod ffn;
 pub(crate) mod input;
 pub(crate) mod linear;
+pub(crate) mod planes;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -43,6 +44,8 @@ pub(crate) struct Weight {
     pub(crate) operand: Operand,
     /// Its type.
     pub(crate) format: WeightType,
+    /// The low halves of a matrix in planes.
+    pub(crate) low: Option<Operand>,
 }
 
 /// Where a token stands.
@@ -97,6 +100,8 @@ impl Env {
         Matrix {
             data: self.addresses[weight.operand.slot].wrapping_add(weight.operand.offset),
             stride: weight.operand.stride,
+            low: weight.low.map_or(std::ptr::null(), |low| self.row(&low, 0).cast_const()),
+            low_stride: weight.low.map_or(0, |low| low.stride),
             columns: weight.operand.columns,
             format: weight.format,
         }

@@ -116,6 +116,8 @@ fn expert(backend: &dyn ComputeBackend, what: &Mixture, index: usize, input: &[f
         down: rig.constant("down", what.dtype, down_rows, down_columns, &down),
         input: rig.per_token("input", SlotRole::Input, DType::F32, WIDTH),
         output: rig.per_token("output", SlotRole::Output, DType::F32, WIDTH),
+        gate_low: None,
+        up_low: None,
         gate_bias: None,
         up_bias: None,
         hidden: None,

@@ -5,9 +5,10 @@
 
 use super::functions::activate;
 use super::linear::Columns;
+use super::planes::{self, Halves};
 use crate::execute::Run;
 use crate::parallel;
-use engine_core::operation::{Arithmetic, DownLayout, Ffn, Selection, SlotId};
+use engine_core::operation::{Arithmetic, DownLayout, Ffn, Selection};
 use engine_core::{ClusterRange, Error, Result};
 
 /// `h` of one neuron for each token; `None` where the neuron takes no part in the sum.
@@ -17,7 +18,7 @@ type Hidden = Vec<Option<f64>>;
 pub(crate) fn ffn(run: &Run<'_>, arithmetic: Arithmetic, ffn: &Ffn, ranges: Vec<ClusterRange>) -> Result<()> {
     let inputs = run.quantised_rows(ffn.input, arithmetic.input)?;
     let neurons = run.tensor(ffn.up).rows as usize;
-    let hidden = hidden(run, ffn, &Columns::new(&inputs), &ranges, neurons)?;
+    let hidden = hidden(run, ffn, &inputs, &ranges, neurons)?;
     for token in 0..run.tokens {
         report(run, ffn, &hidden, token);
     }
@@ -36,23 +37,38 @@ pub(crate) fn ffn(run: &Run<'_>, arithmetic: Arithmetic, ffn: &Ffn, ranges: Vec<
 fn hidden(
     run: &Run<'_>,
     ffn: &Ffn,
-    inputs: &Columns,
+    inputs: &[Vec<f64>],
     ranges: &[ClusterRange],
     neurons: usize,
 ) -> Result<Vec<Hidden>> {
+    let inputs = &Columns::new(inputs);
     let masks = match ffn.selection {
         Selection::Mask(mask) => Some((0..run.tokens).map(|t| run.row_bytes(mask, t)).collect::<Vec<_>>()),
-        Selection::All | Selection::GateFirst | Selection::Threshold(_) => None,
+        Selection::All | Selection::GateFirst | Selection::Threshold(_) | Selection::Bitplane(_) => None,
         other => return Err(Error::unsupported(format!("selection {other:?}"))),
     };
     let neuron =
         Neuron { run, ffn, inputs, gate_bias: run.vector(ffn.gate_bias), up_bias: run.vector(ffn.up_bias) };
+    let rule = match ffn.selection {
+        Selection::Bitplane(rule) => Some(planes::Rule::new(run, ffn, rule, inputs)),
+        _ => None,
+    };
     let mut hidden: Vec<Result<Hidden>> = vec![Ok(vec![None; run.tokens]); neurons];
     for range in ranges {
         let active = &mut hidden[range.start as usize..range.end as usize];
         parallel::for_each(active, run.threads, |n, h| {
             let i = range.start as usize + n;
-            let selected = |t: usize| masks.as_ref().is_none_or(|masks| masks[t][i] != 0);
+            let kept = match rule.as_ref().map(|rule| rule.keeps(i)).transpose() {
+                Ok(kept) => kept,
+                Err(error) => {
+                    *h = Err(error);
+                    return;
+                }
+            };
+            let selected = |t: usize| {
+                masks.as_ref().is_none_or(|masks| masks[t][i] != 0)
+                    && kept.as_ref().is_none_or(|kept| kept[t])
+            };
             *h = neuron.hidden(i, &selected);
         });
     }
@@ -75,14 +91,15 @@ impl Neuron<'_> {
         let tokens = 0..self.run.tokens;
         let mut h: Hidden = tokens.map(|t| selected(t).then_some(1.0)).collect();
         if let Some(gate) = self.ffn.gate {
+            let gate = Halves { high: gate, low: self.ffn.gate_low };
             self.multiply(&mut h, gate, i, |dot| activate(self.ffn.function, dot + bias(&self.gate_bias)))?;
             self.drop_inactive(&mut h, self.threshold());
-            self.multiply(&mut h, self.ffn.up, i, |dot| {
+            self.multiply(&mut h, self.up(), i, |dot| {
                 activate(self.ffn.up_function, dot + bias(&self.up_bias))
             })?;
             self.drop_inactive(&mut h, 0.0);
         } else {
-            self.multiply(&mut h, self.ffn.up, i, |dot| {
+            self.multiply(&mut h, self.up(), i, |dot| {
                 activate(self.ffn.function, dot + bias(&self.up_bias))
             })?;
             self.drop_inactive(&mut h, self.threshold());
@@ -94,14 +111,14 @@ impl Neuron<'_> {
     fn multiply(
         &self,
         h: &mut Hidden,
-        weight: SlotId,
+        weight: Halves,
         i: usize,
         f: impl Fn(f64) -> Result<f64>,
     ) -> Result<()> {
         if h.iter().all(Option::is_none) {
             return Ok(());
         }
-        let dots = self.inputs.dots(&self.run.row(weight, i));
+        let dots = self.inputs.dots(&weight.row(self.run, i));
         for (h, dot) in h.iter_mut().zip(dots) {
             if let Some(h) = h {
                 *h *= f(dot)?;
@@ -110,13 +127,18 @@ impl Neuron<'_> {
         Ok(())
     }
 
+    fn up(&self) -> Halves {
+        Halves { high: self.ffn.up, low: self.ffn.up_low }
+    }
+
     fn threshold(&self) -> f64 {
         if let Selection::Threshold(threshold) = self.ffn.selection { threshold.into() } else { 0.0 }
     }
 
     /// Where the selection skips, drops what is at most `threshold` in magnitude (NaN stays).
     fn drop_inactive(&self, h: &mut Hidden, threshold: f64) {
-        if matches!(self.ffn.selection, Selection::GateFirst | Selection::Threshold(_)) {
+        let zeros = matches!(self.ffn.selection, Selection::Bitplane(_)) && self.ffn.function.is_zero_below();
+        if zeros || matches!(self.ffn.selection, Selection::GateFirst | Selection::Threshold(_)) {
             for h in h.iter_mut() {
                 *h = h.filter(|x| x.is_nan() || x.abs() > threshold);
             }

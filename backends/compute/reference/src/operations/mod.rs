@@ -6,5 +6,6 @@ pub(crate) mod ffn;
 pub(crate) mod functions;
 pub(crate) mod linear;
 pub(crate) mod norm;
+mod planes;
 pub(crate) mod pointwise;
 pub(crate) mod rope;

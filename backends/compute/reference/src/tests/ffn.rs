@@ -71,6 +71,8 @@ impl Layer {
             gate,
             up,
             down,
+            gate_low: None,
+            up_low: None,
             gate_bias: None,
             up_bias: None,
             output,

@@ -113,13 +113,17 @@ const DIGESTS: &[(&str, u64)] = &[
     ("Q6K", 0x3a75_f40a_9dcb_5685),
     ("Q6K int8", 0x420a_26f3_e8bf_90a3),
     ("BF16", 0x3bb0_7866_4bdb_42f8),
+    ("HighHalves", 0x0601_b86c_f5b9_8c1e),
+    ("HighHalves int8", 0xb0f1_a8a9_f942_54a7),
+    ("Planes", 0x555c_d50b_1e40_53d7),
+    ("Planes int8", 0x5a86_8c63_6c24_1289),
 ];
 
 #[test]
 fn tiers_give_the_same_bits_on_every_architecture() {
     for kernels in tiers() {
         let mut got: Vec<(String, u64)> = vec![("functions".into(), digest(&functions_of(kernels)))];
-        for format in WeightType::ALL {
+        for format in super::weights::formats() {
             got.push((format!("{format:?}"), digest(&products_of(kernels, format, false))));
             if format.has_integer_dot() {
                 got.push((format!("{format:?} int8"), digest(&products_of(kernels, format, true))));
@@ -132,5 +136,41 @@ fn tiers_give_the_same_bits_on_every_architecture() {
             }
         }
         assert_eq!(got.len(), want.len());
+    }
+}
+
+#[test]
+fn both_halves_of_planes_are_the_q8_0_row() {
+    let mut random = Random(7);
+    let (rows, n, tokens) = (9, 160, 5);
+    let whole = Weights::new(&mut random, WeightType::Q8_0, rows, n);
+    let row_bytes = n / 32 * 18;
+    let mut planes = Weights {
+        bytes: vec![0; rows * row_bytes],
+        low: vec![0; rows * n / 2],
+        stride: row_bytes,
+        columns: n,
+        format: WeightType::Planes,
+        values: whole.values.clone(),
+    };
+    for (r, b) in (0..rows).flat_map(|r| (0..n / 32).map(move |b| (r, b))) {
+        let block = &whole.bytes[r * whole.stride + b * 34..][..34];
+        let scale = half::f16::from_le_bytes([block[0], block[1]]).to_f32() * 16.0;
+        let high = &mut planes.bytes[r * row_bytes + b * 18..][..18];
+        high[..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
+        let code = |e: usize| block[2 + e] ^ 0x80;
+        for j in 0..16 {
+            high[2 + j] = code(j) >> 4 | (code(j + 16) >> 4) << 4;
+            planes.low[r * n / 2 + b * 16 + j] = code(j) & 15 | (code(j + 16) & 15) << 4;
+        }
+    }
+    let x = random.vec(n * tokens);
+    let bits = |v: Vec<f32>| v.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    for kernels in tiers() {
+        for (tokens, int8) in [(1, false), (1, true), (tokens, false), (tokens, true)] {
+            let want = products(kernels, &whole, &x, tokens, int8);
+            let got = products(kernels, &planes, &x, tokens, int8);
+            assert_eq!(bits(got), bits(want), "{}: {tokens} tokens, int8 {int8}", kernels.name);
+        }
     }
 }

@@ -6,6 +6,8 @@ use crate::kernels::format::{Matrix, WeightType};
 /// Rows start at odd addresses, as in a file's bundles.
 pub(super) struct Weights {
     pub(super) bytes: Vec<u8>,
+    /// Low halves of rows in planes; empty otherwise.
+    pub(super) low: Vec<u8>,
     pub(super) stride: usize,
     pub(super) columns: usize,
     pub(super) format: WeightType,
@@ -33,12 +35,14 @@ impl Weights {
     pub(super) fn new(random: &mut Random, format: WeightType, rows: usize, columns: usize) -> Weights {
         let row_bytes = format.dtype().row_bytes(columns as u64).unwrap() as usize;
         let stride = row_bytes + if format.has_integer_dot() { 1 } else { 4 };
+        let low = if format == WeightType::Planes { rows * columns / 2 } else { 0 };
+        let low = (0..low).map(|_| random.next() as u8).collect();
         let mut weights =
-            Weights { bytes: vec![0xff; rows * stride], stride, columns, format, values: Vec::new() };
+            Weights { bytes: vec![0xff; rows * stride], low, stride, columns, format, values: Vec::new() };
         for r in 0..rows {
             let mut values = Vec::new();
             let row = &mut weights.bytes[r * stride..][..row_bytes];
-            for block in row.chunks_exact_mut(format.dtype().block_bytes() as usize) {
+            for (b, block) in row.chunks_exact_mut(format.dtype().block_bytes() as usize).enumerate() {
                 block.fill_with(|| random.next() as u8);
                 for at in floats(format) {
                     let x = half::f16::from_f32(random.f32() / 64.0);
@@ -54,9 +58,10 @@ impl Weights {
                     }
                     _ => {}
                 }
+                let low = weights.low.get(r * columns / 2 + b * 16..).unwrap_or(&[]);
                 let elements = format.dtype().block_elements() as usize;
                 values.extend((0..elements).map(|e| {
-                    let (a, b) = element(format, block, e);
+                    let (a, b) = element(format, block, low, e);
                     (a + b, a.abs() + b.abs())
                 }));
             }
@@ -66,7 +71,14 @@ impl Weights {
     }
 
     pub(super) fn matrix(&self) -> Matrix {
-        Matrix { data: self.bytes.as_ptr(), stride: self.stride, columns: self.columns, format: self.format }
+        Matrix {
+            data: self.bytes.as_ptr(),
+            stride: self.stride,
+            low: self.low.as_ptr(),
+            low_stride: self.columns / 2,
+            columns: self.columns,
+            format: self.format,
+        }
     }
 }
 
@@ -74,14 +86,19 @@ impl Weights {
 fn floats(format: WeightType) -> Vec<usize> {
     match format {
         WeightType::F32 | WeightType::F16 | WeightType::BF16 => vec![],
-        WeightType::Q4_0 | WeightType::Q8_0 => vec![0],
+        WeightType::Q4_0 | WeightType::Q8_0 | WeightType::HighHalves | WeightType::Planes => vec![0],
         WeightType::Q4_1 | WeightType::Q4K => vec![0, 2],
         WeightType::Q6K => vec![208],
     }
 }
 
-/// Element `e` of a block as the two terms whose sum it is.
-fn element(format: WeightType, block: &[u8], e: usize) -> (f64, f64) {
+/// Every type that kernels are made for: those of the contract, and the two views of a matrix in planes.
+pub(super) fn formats() -> impl Iterator<Item = WeightType> {
+    WeightType::ALL.into_iter().chain([WeightType::HighHalves, WeightType::Planes])
+}
+
+/// Element `e` of a block (of planes, with its low halves) as the two terms whose sum it is.
+fn element(format: WeightType, block: &[u8], low: &[u8], e: usize) -> (f64, f64) {
     let f16 = |at: usize| half::f16::from_le_bytes([block[at], block[at + 1]]).to_f64();
     let nibble = |at: usize| f64::from(if e < 16 { block[at + e] & 15 } else { block[at + e - 16] >> 4 });
     match format {
@@ -90,6 +107,11 @@ fn element(format: WeightType, block: &[u8], e: usize) -> (f64, f64) {
         WeightType::BF16 => (half::bf16::from_le_bytes([block[0], block[1]]).to_f64(), 0.0),
         WeightType::Q8_0 => (f16(0) * f64::from(block[2 + e] as i8), 0.0),
         WeightType::Q4_0 => (f16(0) * (nibble(2) - 8.0), 0.0),
+        WeightType::HighHalves => (f16(0) * nibble(2), f16(0) * (7.5 / 16.0 - 8.0)),
+        WeightType::Planes => {
+            let low = if e < 16 { low[e] & 15 } else { low[e - 16] >> 4 };
+            (f16(0) / 16.0 * (16.0 * (nibble(2) - 8.0) + f64::from(low)), 0.0)
+        }
         WeightType::Q4_1 => (f16(0) * nibble(4), f16(2)),
         WeightType::Q4K => {
             let (group, packed) = (e / 32, &block[4..16]);

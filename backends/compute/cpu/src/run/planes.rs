@@ -1,0 +1,162 @@
+//! Which neurons of a layer with weights in planes take part: an estimate by the high halves decides, before the low
+//! halves, and up and down, are read. See `Selection::Bitplane` of the contract.
+
+use std::ops::Range;
+
+use super::ffn::Layer;
+use super::{Local, Operand, Weight};
+use crate::kernels::format::{Matrix, WeightType};
+use crate::kernels::matmul::Rows;
+use crate::kernels::simd::LANES;
+use engine_core::operation::Activation;
+
+/// `Selection::Bitplane`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlaneRule {
+    pub(crate) gate_deviation: Operand,
+    pub(crate) up_deviation: Option<Operand>,
+    pub(crate) down_norm: Option<Operand>,
+    pub(crate) deviations: f32,
+    pub(crate) threshold: f32,
+}
+
+/// What one factor of the score is estimated from.
+struct Factor<'a> {
+    weight: &'a Weight,
+    bias: Option<&'a Operand>,
+    deviation: &'a Operand,
+    function: Activation,
+    /// Where the estimates go: token 0.
+    out: *mut f32,
+}
+
+impl Layer<'_> {
+    /// Marks the neurons of a chunk that are kept; `local.list` gets those of any token.
+    pub(super) fn keep_by_planes(
+        &self,
+        rule: &PlaneRule,
+        chunk: Range<usize>,
+        active: &[Range<usize>],
+        local: &mut Local,
+    ) {
+        let op = self.op;
+        let Some(gate) = &op.gate else { return };
+        let gate = Factor {
+            weight: gate,
+            bias: op.gate_bias.as_ref(),
+            deviation: &rule.gate_deviation,
+            function: op.function,
+            out: self.hidden(0),
+        };
+        for range in active {
+            self.estimate(rule, &gate, Rows::Range(range.start, range.end), local);
+        }
+        self.activate_chunk(&gate, &chunk);
+        if let Some(deviation) = &rule.up_deviation {
+            let up = Factor {
+                weight: &op.up,
+                bias: op.up_bias.as_ref(),
+                deviation,
+                function: op.up_function,
+                out: self.up(0),
+            };
+            // Where the first factor is zero, the second says nothing more.
+            let mut list = std::mem::take(&mut local.list);
+            list.clear();
+            list.extend(
+                active.iter().cloned().flatten().filter(|&i| self.any_above(i, 0.0)).map(|i| i as u32),
+            );
+            self.estimate(rule, &up, Rows::List(&list), local);
+            local.list = list;
+            self.activate_chunk(&up, &chunk);
+        }
+        local.list.clear();
+        let norms = rule.down_norm.as_ref().map(|norm| self.run.env.f32(norm, 0));
+        for i in active.iter().cloned().flatten() {
+            // SAFETY: a norm per neuron.
+            let norm = norms.map_or(1.0, |norms| unsafe { *norms.add(i) });
+            let mut any = false;
+            for t in 0..self.tokens {
+                // SAFETY: the neuron lies within the shared rows.
+                unsafe {
+                    let gate = (*self.hidden(t).add(i)).abs();
+                    let up = if rule.up_deviation.is_some() { (*self.up(t).add(i)).abs() } else { 1.0 };
+                    let score = gate * up * norm;
+                    if score > rule.threshold || score.is_nan() {
+                        any = true;
+                        *self.keep(t).add(i) = u32::MAX;
+                    }
+                }
+            }
+            if any {
+                local.list.push(i as u32);
+            }
+        }
+    }
+
+    /// The estimates of some neurons, with what the rule allows for.
+    fn estimate(&self, rule: &PlaneRule, factor: &Factor<'_>, rows: Rows<'_>, local: &mut Local) {
+        let whole = self.run.env.matrix(factor.weight);
+        let high = Matrix { low: std::ptr::null(), low_stride: 0, format: WeightType::HighHalves, ..whole };
+        self.multiply_matrix(high, factor.weight, factor.bias, rows, factor.out, &mut local.tile);
+        if rule.deviations == 0.0 {
+            return;
+        }
+        let deviations = self.run.env.f32(factor.deviation, 0);
+        for t in 0..self.tokens {
+            let out = factor.out.wrapping_add(t * self.stride());
+            let norm = self.input_norm(t);
+            for i in (0..rows.len()).map(|i| rows.get(i)) {
+                // SAFETY: a deviation per neuron; the neuron lies within the shared rows.
+                unsafe { *out.add(i) += rule.deviations * *deviations.add(i) * norm };
+            }
+        }
+    }
+
+    fn activate_chunk(&self, factor: &Factor<'_>, chunk: &Range<usize>) {
+        for t in 0..self.tokens {
+            let out = factor.out.wrapping_add(t * self.stride() + chunk.start);
+            self.activate(factor.function, out, chunk.len());
+        }
+    }
+
+    /// Whether any token's activated gate is larger than `limit` in magnitude, or NaN.
+    fn any_above(&self, neuron: usize, limit: f32) -> bool {
+        // SAFETY: the neuron lies within the shared rows.
+        let gate = |t: usize| unsafe { *self.hidden(t).add(neuron) };
+        (0..self.tokens).map(gate).any(|gate| gate.abs() > limit || gate.is_nan())
+    }
+
+    /// Takes out of the kept neurons those whose gate is zero after all; `list` keeps those of any token.
+    pub(super) fn drop_zero_gates(&self, list: &mut Vec<u32>) {
+        list.retain(|&i| {
+            let mut any = false;
+            for t in 0..self.tokens {
+                // SAFETY: the neuron lies within the shared rows.
+                unsafe {
+                    let keep = self.keep(t).add(i as usize);
+                    if *keep != 0 && *self.hidden(t).add(i as usize) == 0.0 {
+                        *keep = 0;
+                    }
+                    any |= *keep != 0;
+                }
+            }
+            any
+        });
+    }
+
+    /// The Euclidean norm of a token's input, summed in eight lanes.
+    fn input_norm(&self, token: usize) -> f32 {
+        let input = &self.op.input;
+        // SAFETY: a row of `columns` elements.
+        let x =
+            unsafe { std::slice::from_raw_parts(self.run.env.f32(input, self.first + token), input.columns) };
+        let mut lanes = [0.0f32; LANES];
+        let (whole, rest) = x.as_chunks::<LANES>();
+        for x in whole {
+            lanes.iter_mut().zip(x).for_each(|(lane, x)| *lane += x * x);
+        }
+        lanes.iter_mut().zip(rest).for_each(|(lane, x)| *lane += x * x);
+        lanes.iter().sum::<f32>().sqrt()
+    }
+}
