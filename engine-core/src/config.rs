@@ -87,9 +87,14 @@ options! {
         /// Name of the planner.
         name: String = "greedy".into();
         /// How neurons are skipped: `auto` lets the planner choose among the exact policies, `dense` skips none,
-        /// `gate-first` skips exactly (ReLU and dReLU models), `predictor` uses the model's predictors and changes the
-        /// output within their error.
-        sparsity: String = "auto".into(), one_of ["auto", "dense", "gate-first", "predictor"];
+        /// `gate-first` skips exactly (ReLU and dReLU models). The others change the output within the error that a
+        /// model was prepared for: `predictor` by the model's predictors, `threshold` where the activated gate is small
+        /// (CATS), `bitplane` by the high halves of weights in planes. Under `auto` a prepared model may name one.
+        sparsity: String = "auto".into(),
+            one_of ["auto", "dense", "gate-first", "predictor", "threshold", "bitplane"];
+        /// Share of neurons that `threshold` and `bitplane` skip where no neuron is zero by itself (SiLU, GELU); 0 takes
+        /// the share that the model was prepared for.
+        skip: f32 = 0.0, in 0.0..=0.95;
     }
 }
 

@@ -36,6 +36,20 @@ pub struct LayerProfile {
     pub predictor_bytes: u64,
     /// Share of tokens for which each neuron fires; empty where nothing was measured.
     pub frequency: Vec<f32>,
+    /// The policies with numbers that the model offers for it, at most one of a kind.
+    #[serde(default)]
+    pub calibrated: Vec<SparsityPolicy>,
+}
+
+impl LayerProfile {
+    /// The policy of a kind with the layer's own numbers; `None` where the model has none.
+    pub fn policy(&self, kind: SparsityKind) -> Option<SparsityPolicy> {
+        match kind {
+            SparsityKind::Dense => Some(SparsityPolicy::Dense),
+            SparsityKind::GateFirst => Some(SparsityPolicy::GateFirst),
+            _ => self.calibrated.iter().copied().find(|policy| policy.kind() == kind),
+        }
+    }
 }
 
 /// What a planner knows of one device.
@@ -71,8 +85,8 @@ pub struct Budget {
     pub slowdown: f64,
     /// Whether a fallback is an error.
     pub strict: bool,
-    /// The sparsity policy asked for; `None` lets the planner choose.
-    pub sparsity: Option<SparsityPolicy>,
+    /// The kind of sparsity policy asked for; `None` lets the planner choose.
+    pub sparsity: Option<SparsityKind>,
 }
 
 /// How cold neurons of a layer are skipped.
@@ -94,6 +108,60 @@ pub enum SparsityPolicy {
         /// Greatest magnitude that is skipped.
         threshold: f32,
     },
+    /// What the high halves of weights in planes rule out.
+    Bitplane {
+        /// Standard deviations that are allowed for.
+        deviations: f32,
+        /// Greatest score that is skipped.
+        threshold: f32,
+    },
+}
+
+/// A sparsity policy without its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum SparsityKind {
+    /// See [`SparsityPolicy::Dense`].
+    Dense,
+    /// See [`SparsityPolicy::GateFirst`].
+    GateFirst,
+    /// See [`SparsityPolicy::Predictor`].
+    Predictor,
+    /// See [`SparsityPolicy::Threshold`].
+    Threshold,
+    /// See [`SparsityPolicy::Bitplane`].
+    Bitplane,
+}
+
+impl fmt::Display for SparsityKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SparsityKind::Dense => "dense",
+            SparsityKind::GateFirst => "gate-first",
+            SparsityKind::Predictor => "predictor",
+            SparsityKind::Threshold => "threshold",
+            SparsityKind::Bitplane => "bitplane",
+        })
+    }
+}
+
+impl SparsityPolicy {
+    /// Its kind.
+    pub fn kind(self) -> SparsityKind {
+        match self {
+            SparsityPolicy::Dense => SparsityKind::Dense,
+            SparsityPolicy::GateFirst => SparsityKind::GateFirst,
+            SparsityPolicy::Predictor { .. } => SparsityKind::Predictor,
+            SparsityPolicy::Threshold { .. } => SparsityKind::Threshold,
+            SparsityPolicy::Bitplane { .. } => SparsityKind::Bitplane,
+        }
+    }
+
+    /// Whether it leaves the output of every layer that may have it as it is.
+    pub fn is_exact(self) -> bool {
+        matches!(self, SparsityPolicy::Dense | SparsityPolicy::GateFirst)
+    }
 }
 
 impl fmt::Display for SparsityPolicy {
@@ -103,6 +171,9 @@ impl fmt::Display for SparsityPolicy {
             SparsityPolicy::GateFirst => f.write_str("gate-first"),
             SparsityPolicy::Predictor { threshold } => write!(f, "predictor (threshold {threshold})"),
             SparsityPolicy::Threshold { threshold } => write!(f, "threshold ({threshold})"),
+            SparsityPolicy::Bitplane { deviations, threshold } => {
+                write!(f, "bitplane ({deviations} deviations, threshold {threshold})")
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::must;
 use crate::finding::{Fallible, Finding, Outcome};
 use engine_core::planner::{
-    Budget, DeviceProfile, HardwareProfile, LayerProfile, ModelProfile, Plan, SparsityPolicy,
+    Budget, DeviceProfile, HardwareProfile, LayerProfile, ModelProfile, Plan, SparsityKind, SparsityPolicy,
 };
 use engine_core::{Error, Planner};
 
@@ -30,6 +30,7 @@ fn model(layers: u32, zero_below: bool) -> ModelProfile {
         zero_below,
         predictor_bytes: 0,
         frequency: (0..40 + i).map(|n| 1.0 / (1.0 + n as f32)).collect(),
+        calibrated: vec![],
     };
     ModelProfile {
         name: "a model".into(),
@@ -152,7 +153,7 @@ fn gate_first(p: &dyn Planner) -> Fallible<Outcome> {
         "a model that cannot be skipped exactly is skipped without being asked".into()
     })?;
     // Asked for, it is refused or falls back visibly.
-    let budget = Budget { sparsity: Some(SparsityPolicy::GateFirst), ..Budget::default() };
+    let budget = Budget { sparsity: Some(SparsityKind::GateFirst), ..Budget::default() };
     match p.plan(&smooth, &hardware, &budget) {
         Err(_) => {}
         Ok(plan) => {

@@ -121,6 +121,15 @@ pub(crate) struct EngineArgs {
     #[arg(long, env = "THERMOCLINE_SPARSITY", hide_env = true, value_name = "POLICY")]
     #[arg(value_parser = choices("planner", "sparsity"))]
     pub(crate) sparsity: Option<String>,
+    /// Share of neurons that `threshold` and `bitplane` skip; 0 takes what the model was prepared for.
+    #[arg(
+        long,
+        env = "THERMOCLINE_SKIP",
+        hide_env = true,
+        value_name = "SHARE",
+        allow_negative_numbers = true
+    )]
+    pub(crate) skip: Option<f64>,
     /// Most tokens of one prefill batch.
     #[arg(short, long, env = "THERMOCLINE_BATCH", hide_env = true, value_name = "N")]
     #[arg(allow_negative_numbers = true)]

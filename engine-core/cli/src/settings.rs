@@ -148,7 +148,11 @@ impl Overlay<'_> {
         lay_over!(Plugins, config.plugins, ["paths" = some_list(&paths)]);
         lay_over!(Compute, config.compute, ["devices" = some_list(&engine.devices)]);
         lay_over!(Storage, config.storage, ["tier" = engine.storage]);
-        lay_over!(PlannerSection, config.planner, ["name" = engine.planner, "sparsity" = engine.sparsity]);
+        lay_over!(
+            PlannerSection,
+            config.planner,
+            ["name" = engine.planner, "sparsity" = engine.sparsity, "skip" = engine.skip]
+        );
         lay_over!(
             Runtime,
             config.runtime,

@@ -3,7 +3,8 @@
 use engine_core::module::{Module, PlannerModule, PluginInfo};
 use engine_core::options::{OptionTable, Schema};
 use engine_core::planner::{
-    Budget, FfnShare, HardwareProfile, LayerPlan, ModelProfile, PLAN_VERSION, Plan, Planner, SparsityPolicy,
+    Budget, FfnShare, HardwareProfile, LayerPlan, LayerProfile, ModelProfile, PLAN_VERSION, Plan, Planner,
+    SparsityPolicy,
 };
 use engine_core::{ClusterSet, Error, Result};
 
@@ -31,10 +32,11 @@ impl Planner for First {
         if hardware.devices.is_empty() {
             return Err(Error::infeasible("at least one device is needed"));
         }
-        let sparsity = budget.sparsity.unwrap_or(SparsityPolicy::Dense);
-        let layer = |neurons| LayerPlan {
-            attention: 0,
-            ffn: vec![FfnShare { device: 0, clusters: ClusterSet::all(neurons), sparsity }],
+        let layer = |profile: &LayerProfile| {
+            let asked = budget.sparsity.and_then(|kind| profile.policy(kind));
+            let sparsity = asked.unwrap_or(SparsityPolicy::Dense);
+            let clusters = ClusterSet::all(profile.neurons);
+            LayerPlan { attention: 0, ffn: vec![FfnShare { device: 0, clusters, sparsity }] }
         };
         Ok(Plan {
             version: PLAN_VERSION,
@@ -44,7 +46,7 @@ impl Planner for First {
             planner: "fixture".into(),
             devices: hardware.devices.iter().map(|device| device.name.clone()).collect(),
             embedding: 0,
-            layers: model.layers.iter().map(|l| layer(l.neurons)).collect(),
+            layers: model.layers.iter().map(layer).collect(),
             fallbacks: vec![],
             predicted_seconds: model.layers.iter().flat_map(|l| &l.frequency).map(|f| f64::from(*f)).sum(),
         })

@@ -10,7 +10,8 @@ use engine_core::cache::{Decision, Miss, Region, Unit};
 use engine_core::error::{Error, HandleKind};
 use engine_core::operation::OperationList;
 use engine_core::planner::{
-    Budget, FfnShare, HardwareProfile, LayerPlan, ModelProfile, PLAN_VERSION, Plan, SparsityPolicy,
+    Budget, FfnShare, HardwareProfile, LayerPlan, LayerProfile, ModelProfile, PLAN_VERSION, Plan,
+    SparsityPolicy,
 };
 use engine_core::storage::{FileId, Read, TierDescription};
 use engine_core::{CachePolicy, ClusterSet, ComputeBackend, HostSpan, Planner, Reached, StorageTier};
@@ -237,10 +238,11 @@ impl Planner for FakePlanner {
         hardware: &HardwareProfile,
         budget: &Budget,
     ) -> engine_core::Result<Plan> {
-        let sparsity = budget.sparsity.unwrap_or(SparsityPolicy::Dense);
-        let layer = |neurons| LayerPlan {
-            attention: 0,
-            ffn: vec![FfnShare { device: 0, clusters: ClusterSet::all(neurons), sparsity }],
+        let layer = |profile: &LayerProfile| {
+            let policy = budget.sparsity.and_then(|kind| profile.policy(kind));
+            let sparsity = policy.unwrap_or(SparsityPolicy::Dense);
+            let clusters = ClusterSet::all(profile.neurons);
+            LayerPlan { attention: 0, ffn: vec![FfnShare { device: 0, clusters, sparsity }] }
         };
         let mut plan = Plan {
             version: PLAN_VERSION,
@@ -250,7 +252,7 @@ impl Planner for FakePlanner {
             planner: "fake-planner".into(),
             devices: hardware.devices.iter().map(|device| device.name.clone()).collect(),
             embedding: 0,
-            layers: model.layers.iter().map(|profile| layer(profile.neurons)).collect(),
+            layers: model.layers.iter().map(layer).collect(),
             fallbacks: vec![],
             predicted_seconds: 0.0,
         };

@@ -1,38 +1,40 @@
 //! Holds a planner's answer to what was asked: exact unless asked otherwise, nothing otherwise than asked without a line
 //! that says so, and a way out named where nothing fits.
 
-use engine_core::planner::{Fallback, HardwareProfile, ModelProfile, Plan, SparsityPolicy};
+use engine_core::planner::{Fallback, HardwareProfile, ModelProfile, Plan, SparsityKind, SparsityPolicy};
 use engine_core::{Error, Result};
 use formats::ModelDescription;
 
 /// The most elements that a tensor of a list may have.
 const MOST_ELEMENTS: u64 = 1 << 40;
 
-/// Whether a policy can change the output of a layer whose function is zero below zero (or not, for gate-first: that is
-/// a rule of [`Plan::validate`]).
-fn is_exact(policy: SparsityPolicy) -> bool {
-    matches!(policy, SparsityPolicy::Dense | SparsityPolicy::GateFirst)
-}
-
-/// Checks a valid plan against the question; `asked` is the sparsity policy, where one was asked for. Where layers run
+/// Checks a valid plan against the question; `asked` is the kind of sparsity policy, where one was asked for. Where layers run
 /// otherwise, though as exactly, and the plan does not say so, a fallback is added to it.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a plan that is for other hardware, and for one with a policy that changes the output
 /// and was not asked for.
-pub(crate) fn hold(plan: &mut Plan, hardware: &HardwareProfile, asked: Option<SparsityPolicy>) -> Result<()> {
+pub(crate) fn hold(
+    plan: &mut Plan,
+    model: &ModelProfile,
+    hardware: &HardwareProfile,
+    asked: Option<SparsityKind>,
+) -> Result<()> {
     let planner = &plan.planner;
     if plan.hardware_hash != hardware.hash {
         let (found, wanted) = (&plan.hardware_hash, &hardware.hash);
         return Err(Error::invalid(format!("plan by `{planner}`: it is for hardware {found}, not {wanted}")));
     }
     let mut otherwise: Vec<(usize, SparsityPolicy)> = Vec::new();
-    for (index, layer) in plan.layers.iter().enumerate() {
-        for share in
-            layer.ffn.iter().filter(|share| !share.clusters.is_empty() && Some(share.sparsity) != asked)
+    for (index, (layer, profile)) in plan.layers.iter().zip(&model.layers).enumerate() {
+        let asked = asked.map(|kind| (kind, profile.policy(kind)));
+        let as_asked = |policy| asked.is_some_and(|(_, wanted)| wanted == Some(policy));
+        for share in layer.ffn.iter().filter(|share| !share.clusters.is_empty() && !as_asked(share.sparsity))
         {
-            if !is_exact(share.sparsity) {
-                let asked = asked.map_or_else(|| "an exact policy".to_owned(), |policy| policy.to_string());
+            if !share.sparsity.is_exact() {
+                let asked =
+                    asked.map(|(kind, policy)| policy.map_or_else(|| kind.to_string(), |p| p.to_string()));
+                let asked = asked.unwrap_or_else(|| "an exact policy".to_owned());
                 return Err(Error::invalid(format!(
                     "plan by `{planner}`: layer {index} would run by {}, which changes the output, where {asked} was \
                      asked for; ask for it in [planner] sparsity, or choose another planner",

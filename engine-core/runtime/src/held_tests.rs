@@ -39,8 +39,8 @@ fn what_changes_the_output_must_be_asked_for() {
     let text = refusal(planned(predicts, options(SparsityChoice::Predictor)));
     assert!(text.contains("where predictor (threshold"), "{text}");
     planned(|_, _| (), options(SparsityChoice::Predictor)).unwrap();
-    planned(skips, options(SparsityChoice::Threshold(0.5))).unwrap();
-    refusal(planned(skips, options(SparsityChoice::Threshold(0.4))));
+    planned(skips, options(SparsityChoice::Threshold(Some(0.5)))).unwrap();
+    refusal(planned(skips, options(SparsityChoice::Threshold(Some(0.4)))));
 }
 
 #[test]

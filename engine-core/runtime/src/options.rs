@@ -2,7 +2,8 @@
 
 use crate::{Result, RuntimeError};
 use engine_core::config::Config;
-use engine_core::planner::SparsityPolicy;
+use engine_core::planner::{SparsityKind, SparsityPolicy};
+use formats::ModelDescription;
 
 /// How activations meet quantised weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl Activations {
 /// How neurons are skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum SparsityChoice {
-    /// The planner chooses among the exact policies.
+    /// The policy that the model was prepared for; of others the planner chooses among the exact ones.
     #[default]
     Auto,
     /// Not at all.
@@ -51,8 +52,10 @@ pub enum SparsityChoice {
     GateFirst,
     /// By the model's predictors, with the model's threshold.
     Predictor,
-    /// Where the activated gate is at most this (CATS).
-    Threshold(f32),
+    /// Where the activated gate is at most this, or at most what the model was calibrated for (CATS).
+    Threshold(Option<f32>),
+    /// By the high halves of weights in planes, as the model was calibrated.
+    Bitplane,
 }
 
 impl SparsityChoice {
@@ -66,22 +69,70 @@ impl SparsityChoice {
             "dense" => Ok(SparsityChoice::Dense),
             "gate-first" => Ok(SparsityChoice::GateFirst),
             "predictor" => Ok(SparsityChoice::Predictor),
+            "threshold" => Ok(SparsityChoice::Threshold(None)),
+            "bitplane" => Ok(SparsityChoice::Bitplane),
             other => Err(RuntimeError::Option {
                 option: "sparsity",
-                problem: format!("is `{other}`; accepted: auto, dense, gate-first, predictor"),
+                problem: format!(
+                    "is `{other}`; accepted: auto, dense, gate-first, predictor, threshold, bitplane"
+                ),
             }),
         }
     }
 
-    /// What the planner is asked for; `threshold` is the model's own for its predictors.
-    pub(crate) fn policy(self, threshold: f32) -> Option<SparsityPolicy> {
-        match self {
-            SparsityChoice::Auto => None,
-            SparsityChoice::Dense => Some(SparsityPolicy::Dense),
-            SparsityChoice::GateFirst => Some(SparsityPolicy::GateFirst),
-            SparsityChoice::Predictor => Some(SparsityPolicy::Predictor { threshold }),
-            SparsityChoice::Threshold(threshold) => Some(SparsityPolicy::Threshold { threshold }),
-        }
+    /// The kind of policy that a model is to run by; `None` leaves the choice among the exact ones to the planner.
+    ///
+    /// # Errors
+    /// Where the model was prepared for a policy that is not known.
+    pub(crate) fn kind(self, model: &ModelDescription) -> Result<Option<SparsityKind>> {
+        Ok(match self {
+            SparsityChoice::Auto => match model.calibration.policy.as_deref() {
+                None | Some("auto") => None,
+                Some(name) => match SparsityChoice::from_name(name) {
+                    Ok(choice) => choice.kind(model)?,
+                    Err(_) => {
+                        return Err(RuntimeError::Model {
+                            path: model.path.clone(),
+                            what: format!("`thermocline.policy` {name:?}"),
+                            advice: "name another policy in [planner] sparsity, or prepare the model again"
+                                .into(),
+                        });
+                    }
+                },
+            },
+            SparsityChoice::Dense => Some(SparsityKind::Dense),
+            SparsityChoice::GateFirst => Some(SparsityKind::GateFirst),
+            SparsityChoice::Predictor => Some(SparsityKind::Predictor),
+            SparsityChoice::Threshold(_) => Some(SparsityKind::Threshold),
+            SparsityChoice::Bitplane => Some(SparsityKind::Bitplane),
+        })
+    }
+}
+
+impl EngineOptions {
+    /// The policies with numbers that a model offers for a layer.
+    pub(crate) fn calibrated(&self, model: &ModelDescription, layer: usize) -> Vec<SparsityPolicy> {
+        let calibration = &model.calibration;
+        let Some(ffn) = model.layers.get(layer).map(|layer| &layer.ffn) else { return Vec::new() };
+        let share = |default: f32| if self.skip > 0.0 { self.skip } else { default };
+        let of_layer = |numbers: &Option<Vec<f32>>| numbers.as_ref().and_then(|n| n.get(layer)).copied();
+        let predictor = ffn.predictor.as_ref().map(|_| {
+            let common = || model.prediction.as_ref().map_or(0.0, |prediction| prediction.threshold);
+            let threshold = of_layer(&calibration.predictor).unwrap_or_else(common);
+            SparsityPolicy::Predictor { threshold }
+        });
+        let explicit = match self.sparsity {
+            SparsityChoice::Threshold(explicit) => explicit,
+            _ => None,
+        };
+        let cats = calibration.cats.as_ref().map(|levels| levels.at(layer, share(levels.default)));
+        let cats = explicit.or(cats).map(|threshold| SparsityPolicy::Threshold { threshold });
+        let planes = ffn.planes.as_ref().zip(calibration.bitplane.as_ref());
+        let bitplane = planes.map(|(_, levels)| SparsityPolicy::Bitplane {
+            deviations: of_layer(&calibration.deviations).unwrap_or(0.0),
+            threshold: levels.at(layer, share(levels.default)),
+        });
+        [predictor, cats, bitplane].into_iter().flatten().collect()
     }
 }
 
@@ -96,6 +147,8 @@ pub struct EngineOptions {
     pub activations: Activations,
     /// How neurons are skipped.
     pub sparsity: SparsityChoice,
+    /// Share of neurons that thresholds and bit planes skip; 0 takes what the model was calibrated for.
+    pub skip: f32,
     /// Whether running otherwise than asked for is an error.
     pub strict: bool,
     /// Whether active neurons are counted while decoding (a little slower).
@@ -109,6 +162,7 @@ impl Default for EngineOptions {
             batch: 256,
             activations: Activations::Int8,
             sparsity: SparsityChoice::Auto,
+            skip: 0.0,
             strict: false,
             count_active: false,
         }
@@ -126,6 +180,7 @@ impl EngineOptions {
             batch: config.runtime.batch,
             activations: Activations::from_name(&config.runtime.activations)?,
             sparsity: SparsityChoice::from_name(&config.planner.sparsity)?,
+            skip: config.planner.skip,
             strict: config.general.strict,
             count_active: false,
         })

@@ -53,6 +53,7 @@ const SUPPORTED: &[Requirement] = &[
     Requirement::Gelu,
     Requirement::PredictorFromLayerInput,
     Requirement::Experts,
+    Requirement::Planes,
 ];
 
 /// The model of a file, where it asks for nothing that is not built.
@@ -214,16 +215,15 @@ fn plan(
         count_active: false,
         conversions,
     };
-    let profile = model_profile(file, largest, &body(largest, &Places::nowhere(), options.batch)?);
+    let profile = model_profile(file, largest, options, &body(largest, &Places::nowhere(), options.batch)?);
     let resident = stack.storage.describe().resident.then(|| file.file_len());
-    let hardware = hardware_profile(model, compute, options, context, resident)?;
-    let threshold = model.prediction.as_ref().map_or(0.0, |prediction| prediction.threshold);
-    let sparsity = options.sparsity.policy(threshold);
+    let sparsity = options.sparsity.kind(model)?;
+    let hardware = hardware_profile(model, compute, (options, sparsity), context, resident)?;
     let budget = Budget { slowdown: 0.0, strict: options.strict, sparsity };
     let plan = stack.planner.plan(&profile, &hardware, &budget);
     let mut plan = plan.map_err(|error| failed(held::with_remedy(error, &profile, context)))?;
     plan.validate(&profile).map_err(failed)?;
-    held::hold(&mut plan, &hardware, sparsity).map_err(failed)?;
+    held::hold(&mut plan, &profile, &hardware, sparsity).map_err(failed)?;
     for fallback in &plan.fallbacks {
         tracing::warn!("fallback: {fallback}");
     }

@@ -10,7 +10,8 @@ use crate::{Result, RuntimeError};
 use engine_core::backend::DeviceDescription;
 use engine_core::operation::{OperationKind, Selection, SlotRole};
 use engine_core::planner::{
-    DeviceProfile, FfnShare, HardwareProfile, LayerPlan, LayerProfile, ModelProfile, SparsityPolicy,
+    DeviceProfile, FfnShare, HardwareProfile, LayerPlan, LayerProfile, ModelProfile, SparsityKind,
+    SparsityPolicy,
 };
 use engine_core::{ClusterSet, ComputeBackend};
 use formats::model::{FeedForward, Layer, Linear, OutputHead};
@@ -85,7 +86,9 @@ impl Sizes<'_> {
     fn neurons(&self, ffn: &FeedForward) -> u64 {
         let gate = if ffn.gated { self.matrix(Use::Neurons, &ffn.gate.weight) } else { 0 };
         let (up, down) = (&ffn.up.weight, &ffn.down.linear().weight);
-        gate + self.matrix(Use::Neurons, up) + self.matrix(Use::Neurons, down)
+        let low = ffn.planes.iter().flat_map(|planes| [Some(&planes.gate_low), planes.up_low.as_ref()]);
+        let low: u64 = low.flatten().map(TensorInfo::byte_len).sum();
+        low + gate + self.matrix(Use::Neurons, up) + self.matrix(Use::Neurons, down)
     }
 
     /// The same, of a mixture only as many experts as a token uses.
@@ -151,7 +154,12 @@ impl Sizes<'_> {
 }
 
 /// The profile of a model with these options; `graph` is its largest list.
-pub(crate) fn model_profile(file: &GgufFile, options: GraphOptions<'_>, graph: &Graph) -> ModelProfile {
+pub(crate) fn model_profile(
+    file: &GgufFile,
+    options: GraphOptions<'_>,
+    asked: &EngineOptions,
+    graph: &Graph,
+) -> ModelProfile {
     let GraphOptions { model, conversions, .. } = options;
     let sizes = Sizes { model, conversions };
     let of_role = |wanted: fn(&SlotRole) -> bool| -> u64 {
@@ -160,7 +168,7 @@ pub(crate) fn model_profile(file: &GgufFile, options: GraphOptions<'_>, graph: &
     let kv_bytes =
         graph.caches.iter().filter_map(|&id| graph.list.slot(id)).map(|slot| slot.tensor.bytes()).sum();
     let state = of_role(|role| matches!(role, SlotRole::State));
-    let layers = model.layers.iter().map(|layer| {
+    let layers = model.layers.iter().enumerate().map(|(index, layer)| {
         let ffn = &layer.ffn;
         let predictor = ffn.predictor.as_ref();
         LayerProfile {
@@ -172,6 +180,7 @@ pub(crate) fn model_profile(file: &GgufFile, options: GraphOptions<'_>, graph: &
                 [&predictor.fc1, &predictor.fc2].map(|of| sizes.matrix(Use::Predictor, of)).iter().sum()
             }),
             frequency: ffn.frequency.as_ref().map_or_else(Vec::new, |tensor| frequencies(file, tensor)),
+            calibrated: asked.calibrated(model, index),
         }
     });
     ModelProfile {
@@ -207,11 +216,17 @@ fn beside_slots(model: &ModelDescription, graph: &Graph) -> u64 {
 
 /// A plan that puts everything on one device, with one sparsity policy: to ask the device what it denies.
 pub(crate) fn uniform_plan(model: &ModelDescription, sparsity: SparsityPolicy) -> Vec<LayerPlan> {
-    let layer = |layer: &formats::model::Layer| {
+    plan_of(model, |_| sparsity)
+}
+
+/// The same, with a policy per layer.
+fn plan_of(model: &ModelDescription, sparsity: impl Fn(usize) -> SparsityPolicy) -> Vec<LayerPlan> {
+    let layer = |(index, layer): (usize, &formats::model::Layer)| {
+        let sparsity = sparsity(index);
         let clusters = ClusterSet::all(u32::try_from(layer.ffn.n_ff).unwrap_or(u32::MAX));
         LayerPlan { attention: 0, ffn: vec![FfnShare { device: 0, clusters, sparsity }] }
     };
-    model.layers.iter().map(layer).collect()
+    model.layers.iter().enumerate().map(layer).collect()
 }
 
 /// The profile of all devices for this model. `resident` is the length of its files, where the storage tier keeps them in
@@ -222,7 +237,7 @@ pub(crate) fn uniform_plan(model: &ModelDescription, sparsity: SparsityPolicy) -
 pub(crate) fn hardware_profile(
     model: &ModelDescription,
     compute: &[(String, Arc<dyn ComputeBackend>)],
-    options: &EngineOptions,
+    (options, asked): (&EngineOptions, Option<SparsityKind>),
     context: u32,
     resident: Option<u64>,
 ) -> Result<HardwareProfile> {
@@ -231,8 +246,11 @@ pub(crate) fn hardware_profile(
         true => uniform_plan(model, SparsityPolicy::GateFirst),
         false => uniform_plan(model, SparsityPolicy::Threshold { threshold: 0.0 }),
     };
-    let threshold = model.prediction.as_ref().map_or(0.0, |prediction| prediction.threshold);
-    let asked = uniform_plan(model, options.sparsity.policy(threshold).unwrap_or(SparsityPolicy::Dense));
+    let asked = plan_of(model, |layer| {
+        let policies = options.calibrated(model, layer);
+        let policy = policies.into_iter().find(|policy| Some(policy.kind()) == asked);
+        policy.unwrap_or(SparsityPolicy::Dense)
+    });
     let nowhere = &Places::nowhere();
     let with = |plan, conversions, description: &DeviceDescription| GraphOptions {
         model,

@@ -4,6 +4,7 @@
 //! A [`Trace`] needs no device: it is made from the file and the ids alone. Prefill comes first, in batches, each
 //! followed by the head on all its tokens; then one submission per decoded id.
 
+use crate::EngineOptions;
 use crate::conversions::Conversions;
 use crate::graph::{Graph, GraphOptions, Places, body, head, step};
 use crate::options::{Activations, SparsityChoice};
@@ -74,7 +75,7 @@ impl<'a> Trace<'a> {
     pub fn new(file: &'a GgufFile, options: &TraceOptions) -> Result<Trace<'a>> {
         let model = crate::describe(file)?;
         check_ids(&model, &options.ids)?;
-        let plan = shared_plan(&model, options);
+        let plan = shared_plan(&model, options)?;
         // One position more than the ids need: a device that reads it reads what was never written.
         let context = u32::try_from(options.ids.len()).unwrap_or(u32::MAX).saturating_add(1);
         let decoded = (options.decoded as usize).min(options.ids.len());
@@ -192,14 +193,19 @@ fn check_ids(model: &ModelDescription, ids: &[u32]) -> Result<()> {
 }
 
 /// Everything on one device, each feed-forward layer in as many ranges as asked for.
-fn shared_plan(model: &ModelDescription, options: &TraceOptions) -> Vec<LayerPlan> {
-    let threshold = model.prediction.as_ref().map_or(0.0, |prediction| prediction.threshold);
+fn shared_plan(model: &ModelDescription, options: &TraceOptions) -> Result<Vec<LayerPlan>> {
     let exact = match model.layers.iter().all(|layer| layer.ffn.activation.is_sparse()) {
         true => SparsityPolicy::GateFirst,
         false => SparsityPolicy::Dense,
     };
-    let sparsity = options.sparsity.policy(threshold).unwrap_or(exact);
-    let layer = |layer: &formats::model::Layer| {
+    let engine = EngineOptions { sparsity: options.sparsity, ..EngineOptions::default() };
+    let kind = options.sparsity.kind(model)?;
+    let layer = |(index, layer): (usize, &formats::model::Layer)| {
+        let offered = engine
+            .calibrated(model, index)
+            .into_iter()
+            .chain([SparsityPolicy::Dense, SparsityPolicy::GateFirst]);
+        let sparsity = offered.into_iter().find(|policy| Some(policy.kind()) == kind).unwrap_or(exact);
         let neurons = u32::try_from(layer.ffn.n_ff).unwrap_or(u32::MAX);
         let shares = options.shares.clamp(1, neurons.max(1));
         let bound = |share: u32| (u64::from(neurons) * u64::from(share) / u64::from(shares)) as u32;
@@ -211,7 +217,7 @@ fn shared_plan(model: &ModelDescription, options: &TraceOptions) -> Vec<LayerPla
         };
         LayerPlan { attention: 0, ffn: (0..shares).map(share).collect() }
     };
-    model.layers.iter().map(layer).collect()
+    Ok(model.layers.iter().enumerate().map(layer).collect())
 }
 
 #[cfg(test)]

@@ -392,11 +392,10 @@ impl Checker<'_> {
         if let Some(count) = ffn.active_count {
             self.rows_of("active_count", count, DType::I32, 1)?;
         }
-        if let Selection::Bitplane(rule) = ffn.selection {
-            if ffn.gate_low.is_none() || (rule.up_deviation.is_some() && ffn.up_low.is_none()) {
-                return self
-                    .fail("what bit planes estimate must be in planes: gate_low, or up_low, is missing");
-            }
+        if let Selection::Bitplane(rule) = ffn.selection
+            && (ffn.gate_low.is_none() || (rule.up_deviation.is_some() && ffn.up_low.is_none()))
+        {
+            return self.fail("what bit planes estimate must be in planes: gate_low, or up_low, is missing");
         }
         self.selection(ffn.selection, ffn.function, neurons)
     }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::calibration::{self, Calibration};
 use super::experts::{self, ExpertLayout};
 use super::reader::{Reader, Wanted};
 use super::rope::{self, Rope, RopeStyle};
@@ -128,9 +129,11 @@ pub(super) fn read(file: &GgufFile, architecture: &Architecture) -> Result<Model
         output_norm_bias,
         output,
         prediction,
+        calibration: Calibration::default(),
         layers_without_predictor,
         notices,
     };
+    model.calibration = calibration::read(reader, &model.layers)?;
     (architecture.finish)(reader, &mut model)?;
     reader.refuse_unused()?;
     Ok(model)

@@ -154,6 +154,7 @@ pub(super) fn feed_forward(
         gate: stacked("ffn_gate_exps", embd, ff, by_neurons)?,
         up: stacked("ffn_up_exps", embd, ff, by_neurons)?,
         down,
+        planes: None,
         predictor: None,
         frequency: None,
         experts: Some(Experts {

@@ -3,8 +3,10 @@
 use super::decoder::{Heads, Layout};
 use super::experts::{self, Mixture};
 use super::reader::{Reader, Wanted};
-use super::{Activation, Attention, Down, FeedForward, Layer, Predictor};
-use crate::Result;
+use super::{Activation, Attention, Down, FeedForward, Layer, Planes, Predictor};
+use crate::gguf::TensorInfo;
+use crate::{FormatError, Result};
+use engine_core::DType;
 
 pub(super) fn read(
     reader: &Reader<'_>,
@@ -121,11 +123,19 @@ fn feed_forward(
         let reason = "feed-forward length by embedding width";
         Down::Plain(reader.linear(&name("ffn_down"), Wanted { dims: &[ff, embd], reason }, embd)?)
     };
-    let up = reader.linear(&name("ffn_up"), wanted(), ff)?;
+    let planes = if layout.gated { planes(reader, index, embd, ff)? } else { None };
+    let up_high = planes.as_ref().is_some_and(|planes| planes.up_low.is_some());
+    let halves = |part: &str, high: bool| name(&if high { format!("{part}_high") } else { part.to_owned() });
+    let up = reader.linear(&halves("ffn_up", up_high), wanted(), ff)?;
     let gate = match layout.gated {
-        true => reader.linear(&name("ffn_gate"), wanted(), ff)?,
+        true => reader.linear(&halves("ffn_gate", planes.is_some()), wanted(), ff)?,
         false => up.clone(),
     };
+    for high in [planes.as_ref().map(|_| &gate), up_high.then_some(&up)].into_iter().flatten() {
+        if high.weight.dtype != DType::Q4_0 {
+            return Err(wrong_type(reader, &high.weight, DType::Q4_0));
+        }
+    }
     let predictor = predictor(reader, index, embd, ff)?;
     let frequency = Wanted { dims: &[ff], reason: "one element per neuron" };
     let frequency = reader.optional_tensor(&name("ffn_frequency"), frequency)?;
@@ -136,10 +146,52 @@ fn feed_forward(
         gate,
         up,
         down,
+        planes,
         predictor,
         frequency,
         experts: None,
     })
+}
+
+/// What stands beside the high halves of weights in planes; nothing where the gate is stored whole.
+fn planes(reader: &Reader<'_>, index: usize, embd: u64, ff: u64) -> Result<Option<Planes>> {
+    let name = |part: &str| format!("blk.{index}.{part}");
+    if reader.file.tensor(&name("ffn_gate_high.weight")).is_none() {
+        return Ok(None);
+    }
+    let reason = "half the embedding width by feed-forward length";
+    let low = |part: &str| -> Result<TensorInfo> {
+        let tensor = reader.tensor(&name(part), Wanted { dims: &[embd / 2, ff], reason })?;
+        if tensor.dtype == DType::I8 { Ok(tensor) } else { Err(wrong_type(reader, &tensor, DType::I8)) }
+    };
+    let vector = |part: &str| -> Result<Option<TensorInfo>> {
+        let wanted = Wanted { dims: &[ff], reason: "one element per neuron" };
+        let Some(tensor) = reader.optional_tensor(&name(part), wanted)? else { return Ok(None) };
+        if tensor.dtype == DType::F32 {
+            Ok(Some(tensor))
+        } else {
+            Err(wrong_type(reader, &tensor, DType::F32))
+        }
+    };
+    let needed = |part: &str| vector(part)?.map_or_else(|| reader.any_tensor(&name(part)), Ok);
+    let up = reader.file.tensor(&name("ffn_up_high.weight")).is_some();
+    Ok(Some(Planes {
+        gate_low: low("ffn_gate_low.weight")?,
+        up_low: up.then(|| low("ffn_up_low.weight")).transpose()?,
+        gate_deviation: needed("ffn_gate_deviation")?,
+        up_deviation: if up { Some(needed("ffn_up_deviation")?) } else { None },
+        down_norm: vector("ffn_down_norm")?,
+    }))
+}
+
+fn wrong_type(reader: &Reader<'_>, tensor: &TensorInfo, wanted: DType) -> FormatError {
+    FormatError::Shape {
+        path: reader.file.path().to_path_buf(),
+        tensor: tensor.name.clone(),
+        found: tensor.dtype.name().into(),
+        wanted: wanted.name().into(),
+        reason: "weights in planes; prepare the model again".into(),
+    }
 }
 
 fn predictor(reader: &Reader<'_>, index: usize, embd: u64, ff: u64) -> Result<Option<Predictor>> {

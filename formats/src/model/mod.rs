@@ -4,6 +4,7 @@
 //! everything that follows, from the planner to the executor, sees only the description.
 
 mod bamboo;
+mod calibration;
 mod decoder;
 mod experts;
 mod falcon;
@@ -28,6 +29,7 @@ use crate::{FormatError, Result};
 use decoder::Layout;
 use reader::Reader;
 
+pub use calibration::{Calibration, Levels};
 pub use experts::{Experts, Gating, RouterInput};
 pub use requirement::Requirement;
 pub use rope::{Rope, RopeScaling, RopeStyle};
@@ -106,6 +108,8 @@ pub struct ModelDescription {
     pub output: OutputHead,
     /// How the layers' predictors are to be used; `None` where no layer has one.
     pub prediction: Option<Prediction>,
+    /// What preparing it found out.
+    pub calibration: Calibration,
     /// Layers without a predictor in a model that has some, or should have them; these run without prediction.
     pub layers_without_predictor: Vec<usize>,
     /// What a person should be told, one sentence each, naming the key or tensor.
@@ -240,12 +244,30 @@ pub struct FeedForward {
     pub up: Linear,
     /// Back to the residual's width.
     pub down: Down,
+    /// Where gate (and up) are in planes: then they hold the high halves of 8-bit codes, in Q4_0.
+    pub planes: Option<Planes>,
     /// What guesses the active neurons.
     pub predictor: Option<Predictor>,
     /// How often each neuron is active, as a share of tokens, where the model was prepared: ne {n_ff}.
     pub frequency: Option<TensorInfo>,
     /// Where the layer has several networks.
     pub experts: Option<Experts>,
+}
+
+/// The rest of weights whose 8-bit codes are stored in halves, and what their high halves are worth.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Planes {
+    /// I8, ne {n_embd / 2, n_ff}: two low halves a byte, as Q4_0 packs its codes.
+    pub gate_low: TensorInfo,
+    /// The same of up, where that is in planes, too.
+    pub up_low: Option<TensorInfo>,
+    /// F32, ne {n_ff}: standard deviation of what the gate's high halves leave out, per unit of the input's norm.
+    pub gate_deviation: TensorInfo,
+    /// The same of up.
+    pub up_deviation: Option<TensorInfo>,
+    /// F32, ne {n_ff}: the norm of each neuron's row of down.
+    pub down_norm: Option<TensorInfo>,
 }
 
 /// The last matrix of a feed-forward network, stored in one of two ways.

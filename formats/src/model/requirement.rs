@@ -49,6 +49,8 @@ pub enum Requirement {
     PredictorFromLayerInput,
     /// [`FeedForward::experts`](super::FeedForward::experts).
     Experts,
+    /// [`FeedForward::planes`](super::FeedForward::planes).
+    Planes,
 }
 
 impl fmt::Display for Requirement {
@@ -73,6 +75,7 @@ impl fmt::Display for Requirement {
             Requirement::Gelu => "GELU",
             Requirement::PredictorFromLayerInput => "predictors that see the layer's input",
             Requirement::Experts => "a mixture of experts",
+            Requirement::Planes => "weights in planes",
         })
     }
 }
@@ -111,6 +114,7 @@ impl ModelDescription {
                 Requirement::PredictorFromLayerInput,
             ),
             (layers().any(|layer| layer.ffn.experts.is_some()), Requirement::Experts),
+            (layers().any(|layer| layer.ffn.planes.is_some()), Requirement::Planes),
         ];
         found.into_iter().filter(|(needed, _)| *needed).map(|(_, requirement)| requirement).collect()
     }

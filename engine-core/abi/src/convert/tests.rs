@@ -407,7 +407,7 @@ proptest! {
         threshold in number().prop_filter("finite", |x| x.is_finite()),
     ) {
         use engine_core::planner::{
-            Budget, DeviceProfile, HardwareProfile, LayerProfile, ModelProfile, SparsityPolicy,
+            Budget, DeviceProfile, HardwareProfile, LayerProfile, ModelProfile, SparsityKind, SparsityPolicy,
         };
         let model = ModelProfile {
             name: "m".into(),
@@ -422,6 +422,10 @@ proptest! {
                 zero_below: true,
                 predictor_bytes: 0,
                 frequency,
+                calibrated: vec![
+                    SparsityPolicy::Predictor { threshold },
+                    SparsityPolicy::Bitplane { deviations: threshold, threshold },
+                ],
             }],
         };
         let hardware = HardwareProfile {
@@ -438,7 +442,7 @@ proptest! {
         let budget = Budget {
             slowdown: floats.2,
             strict: true,
-            sparsity: Some(SparsityPolicy::Predictor { threshold }),
+            sparsity: Some(SparsityKind::Predictor),
         };
         let json = request_to_json(&model, &hardware, &budget).unwrap();
         prop_assert_eq!(request_from_json(&json).unwrap(), (model, hardware, budget));

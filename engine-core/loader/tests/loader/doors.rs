@@ -226,6 +226,7 @@ fn planner_through_the_root_module() {
         zero_below: true,
         predictor_bytes: 0,
         frequency: vec![0.1, 0.7],
+        calibrated: vec![],
     };
     let model = ModelProfile {
         name: "m".into(),

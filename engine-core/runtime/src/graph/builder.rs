@@ -254,6 +254,11 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// A tensor as it is stored, whatever the device would like.
+    pub(super) fn stored(&mut self, tensor: &TensorInfo) -> Result<SlotId> {
+        Ok(self.constant(Weight::matrix(self.options.model, tensor, tensor.dtype)?))
+    }
+
     /// An error that names the model.
     pub(super) fn unsupported(&self, what: String, advice: &str) -> RuntimeError {
         RuntimeError::Model { path: self.options.model.path.clone(), what, advice: advice.into() }

@@ -6,7 +6,8 @@ use super::layer::add_normed;
 use crate::Result;
 use crate::conversions::Use;
 use engine_core::operation::{
-    Accumulation, Activation, Arithmetic, DownLayout, Ffn, OperationKind, Quantization, Selection, SlotId,
+    Accumulation, Activation, Arithmetic, Bitplane, DownLayout, Ffn, OperationKind, Quantization, Selection,
+    SlotId,
 };
 use engine_core::planner::{FfnShare, SparsityPolicy};
 use engine_core::{ClusterSet, DType};
@@ -64,7 +65,12 @@ pub(super) fn emit(
     }
     let all = ClusterSet::all(u32::try_from(layer.ffn.n_ff).unwrap_or(u32::MAX));
     for share in shares(builder, index)?.iter().filter(|share| !share.clusters.is_empty()) {
-        let selection = sparse_selection(builder, share.sparsity, mask)?;
+        let selection = match share.sparsity {
+            SparsityPolicy::Bitplane { deviations, threshold } => {
+                bitplane(builder, index, deviations, threshold)?
+            }
+            policy => sparse_selection(builder, policy, mask)?,
+        };
         if share.clusters != all {
             let operation = builder.list.operations.len() as u32;
             builder.ranges.push((operation, share.clusters.ranges().to_vec()));
@@ -103,6 +109,22 @@ pub(super) fn sparse_selection(
             return Err(builder.unsupported(format!("sparsity policy {other:?}"), "choose another one"));
         }
     })
+}
+
+/// What the high halves of a layer's weights rule out.
+fn bitplane(builder: &mut Builder<'_>, index: usize, deviations: f32, threshold: f32) -> Result<Selection> {
+    let model = builder.options.model;
+    let Some(planes) = &model.layers[index].ffn.planes else {
+        let what = format!("sparsity policy `bitplane` in layer {index}, whose weights are not in planes");
+        return Err(builder.unsupported(what, "prepare the model in planes, or plan it as dense"));
+    };
+    Ok(Selection::Bitplane(Bitplane {
+        gate_deviation: builder.vector(&planes.gate_deviation)?,
+        up_deviation: planes.up_deviation.as_ref().map(|of| builder.vector(of)).transpose()?,
+        down_norm: planes.down_norm.as_ref().map(|of| builder.vector(of)).transpose()?,
+        deviations,
+        threshold,
+    }))
 }
 
 /// The functions of gate and up.
@@ -157,10 +179,19 @@ fn network(
     // Without a gate the description's gate only repeats up.
     let gate = ffn.gated.then_some(&ffn.gate);
     let gate_bias = gate.and_then(|gate| gate.bias.as_ref());
+    let planes = ffn.planes.as_ref();
+    let up_low = planes.and_then(|planes| planes.up_low.as_ref());
+    // Halves are what they are: there is no other type to bring them in.
+    let rows = |builder: &mut Builder<'_>, of: &formats::TensorInfo, in_planes: bool| match in_planes {
+        true => builder.stored(of),
+        false => builder.weight(Use::Neurons, of),
+    };
     let ffn = Ffn {
         input,
-        gate: gate.map(|gate| builder.weight(Use::Neurons, &gate.weight)).transpose()?,
-        up: builder.weight(Use::Neurons, &ffn.up.weight)?,
+        gate: gate.map(|gate| rows(builder, &gate.weight, planes.is_some())).transpose()?,
+        up: rows(builder, &ffn.up.weight, up_low.is_some())?,
+        gate_low: planes.map(|planes| builder.stored(&planes.gate_low)).transpose()?,
+        up_low: up_low.map(|low| builder.stored(low)).transpose()?,
         down: builder.weight(Use::Neurons, down)?,
         gate_bias: gate_bias.map(|bias| builder.vector(bias)).transpose()?,
         up_bias: ffn.up.bias.as_ref().map(|bias| builder.vector(bias)).transpose()?,

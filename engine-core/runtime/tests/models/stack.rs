@@ -56,6 +56,7 @@ impl Setup {
             batch: self.batch,
             activations: self.activations,
             sparsity: self.sparsity,
+            skip: 0.0,
             strict: self.strict,
             count_active: false,
         };

@@ -3,7 +3,8 @@
 use crate::place::Question;
 use crate::{NAME, Options, clusters, seconds, skipping};
 use engine_core::planner::{
-    Budget, Fallback, FfnShare, HardwareProfile, LayerPlan, ModelProfile, PLAN_VERSION, Plan, SparsityPolicy,
+    Budget, Fallback, FfnShare, HardwareProfile, LayerPlan, ModelProfile, PLAN_VERSION, Plan, SparsityKind,
+    SparsityPolicy,
 };
 use engine_core::{Error, Planner, Result};
 use std::collections::BTreeMap;
@@ -22,8 +23,8 @@ impl Greedy {
 
 /// Bytes of everything that is no neuron, all on the device that runs attention. Predictors count where they are asked
 /// for.
-fn fixed_bytes(model: &ModelProfile, sparsity: Option<SparsityPolicy>) -> u64 {
-    let predicts = matches!(sparsity, Some(SparsityPolicy::Predictor { .. }));
+fn fixed_bytes(model: &ModelProfile, sparsity: Option<SparsityKind>) -> u64 {
+    let predicts = sparsity == Some(SparsityKind::Predictor);
     let layers = model
         .layers
         .iter()
@@ -68,7 +69,7 @@ struct Skipped {
 }
 
 impl Skipped {
-    fn lines(self, wanted: SparsityPolicy, hardware: &HardwareProfile) -> impl Iterator<Item = Fallback> {
+    fn lines(self, wanted: SparsityKind, hardware: &HardwareProfile) -> impl Iterator<Item = Fallback> {
         self.layers.into_iter().map(move |((device, reason), layers)| Fallback {
             what: format!("{} ffn on {}", runs(&layers), hardware.devices[device].name),
             wanted: wanted.to_string(),
@@ -118,9 +119,9 @@ impl Planner for Greedy {
                 let at = &hardware.devices[device];
                 let sparsity = match budget.sparsity {
                     None => skipping::choose(profile, &clusters, at, self.options.gate_first_below),
-                    Some(policy) => match skipping::obstacle(policy, profile, at) {
-                        None => policy,
-                        Some(reason) => {
+                    Some(kind) => match skipping::policy(kind, profile, at) {
+                        Ok(policy) => policy,
+                        Err(reason) => {
                             skipped.layers.entry((device, reason)).or_default().push(index);
                             SparsityPolicy::Dense
                         }

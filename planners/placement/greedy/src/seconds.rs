@@ -36,6 +36,8 @@ fn bytes_read(model: &ModelProfile, index: usize, share: &FfnShare) -> f64 {
     match share.sparsity {
         SparsityPolicy::GateFirst | SparsityPolicy::Threshold { .. } => all * (1.0 + 2.0 * active) / 3.0,
         SparsityPolicy::Predictor { .. } => all * active + layer.predictor_bytes as f64,
+        // Half of the gate, then what is left of the neurons that fire.
+        SparsityPolicy::Bitplane { .. } => all * (0.5 + 2.5 * active) / 3.0,
         _ => all,
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::clusters::activity;
 use engine_core::ClusterSet;
-use engine_core::planner::{DeviceProfile, LayerProfile, SparsityPolicy};
+use engine_core::planner::{DeviceProfile, LayerProfile, SparsityKind, SparsityPolicy};
 
 /// Mean firings per neuron and token of a share; `None` where nothing was measured.
 pub(crate) fn mean_frequency(layer: &LayerProfile, clusters: &ClusterSet) -> Option<f64> {
@@ -13,23 +13,34 @@ pub(crate) fn mean_frequency(layer: &LayerProfile, clusters: &ClusterSet) -> Opt
     Some(sum / f64::from(clusters.len()))
 }
 
-/// Why a policy cannot be had for a layer on a device; `None` where it can.
-pub(crate) fn obstacle(
-    policy: SparsityPolicy,
+/// The policy of a kind for a layer on a device.
+///
+/// # Errors
+/// Why it cannot be had.
+pub(crate) fn policy(
+    kind: SparsityKind,
     layer: &LayerProfile,
     device: &DeviceProfile,
-) -> Option<String> {
-    match policy {
-        SparsityPolicy::Dense => None,
-        SparsityPolicy::GateFirst if !layer.zero_below => Some(
-            "its activation is not zero below zero, so skipping by the gate would change the output".into(),
-        ),
-        SparsityPolicy::Predictor { .. } if layer.predictor_bytes == 0 => {
-            Some("the model has no predictor for it".into())
-        }
-        _ if !device.sparse => Some(format!("device `{}` runs no sparse selections", device.name)),
-        _ => None,
+) -> Result<SparsityPolicy, String> {
+    if kind == SparsityKind::GateFirst && !layer.zero_below {
+        return Err(
+            "its activation is not zero below zero, so skipping by the gate would change the output".into()
+        );
     }
+    let policy = layer.policy(kind).ok_or_else(|| match kind {
+        SparsityKind::Predictor => "the model has no predictor for it".to_owned(),
+        SparsityKind::Threshold => {
+            "the model has no calibrated threshold for it (`thermocline prepare` makes them)".to_owned()
+        }
+        SparsityKind::Bitplane => {
+            "its weights are not in planes (`thermocline prepare` stores them so)".to_owned()
+        }
+        _ => format!("the model has no numbers for {kind}"),
+    })?;
+    if policy != SparsityPolicy::Dense && !device.sparse {
+        return Err(format!("device `{}` runs no sparse selections", device.name));
+    }
+    Ok(policy)
 }
 
 /// The policy where none was asked for: gate-first where it is exact and the measured frequency says that it pays.
@@ -40,7 +51,7 @@ pub(crate) fn choose(
     gate_first_below: f32,
 ) -> SparsityPolicy {
     let pays = mean_frequency(layer, clusters).is_some_and(|mean| mean < f64::from(gate_first_below));
-    if pays && obstacle(SparsityPolicy::GateFirst, layer, device).is_none() {
+    if pays && policy(SparsityKind::GateFirst, layer, device).is_ok() {
         SparsityPolicy::GateFirst
     } else {
         SparsityPolicy::Dense

@@ -10,7 +10,6 @@ use proptest::prelude::*;
 
 use super::attention::Head;
 use super::axpy::{Axpy, AxpyTokens};
-use super::format::WeightType;
 use super::masked::Masked;
 use super::matmul::{Input, Matmul, Rows, Tile};
 use super::norm::Norm;

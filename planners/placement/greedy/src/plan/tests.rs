@@ -13,6 +13,7 @@ fn layer(neurons: u32, frequency: Vec<f32>) -> LayerProfile {
         zero_below: true,
         predictor_bytes: 0,
         frequency,
+        calibrated: vec![],
     }
 }
 
@@ -117,7 +118,7 @@ fn what_does_not_go_as_asked_is_said() {
     let mut devices = vec![device("npu", 9999, 0.0), device("gpu", 10, 0.0), device("cpu", 9999, 0.0)];
     devices[0].unsupported = vec!["attention: no f16 cache".into(), "rope".into()];
     let devices = hardware(devices);
-    let budget = Budget { sparsity: Some(SparsityPolicy::GateFirst), ..Budget::default() };
+    let budget = Budget { sparsity: Some(SparsityKind::GateFirst), ..Budget::default() };
     let found = plan(&model, &devices, &budget).unwrap();
     let lines: Vec<String> = found.fallbacks.iter().map(Fallback::to_string).collect();
     assert_eq!(
@@ -134,10 +135,28 @@ fn what_does_not_go_as_asked_is_said() {
     assert!(
         matches!(&error, Error::Unsupported { detail } if detail.starts_with("strict = true forbids device npu"))
     );
-    let predictor =
-        Budget { sparsity: Some(SparsityPolicy::Predictor { threshold: 0.0 }), ..Budget::default() };
-    let found = plan(&model, &devices, &predictor).unwrap();
-    assert_eq!(found.fallbacks[2].reason, "the model has no predictor for it");
+    for (kind, reason) in [
+        (SparsityKind::Predictor, "the model has no predictor for it"),
+        (
+            SparsityKind::Threshold,
+            "the model has no calibrated threshold for it (`thermocline prepare` makes them)",
+        ),
+        (SparsityKind::Bitplane, "its weights are not in planes (`thermocline prepare` stores them so)"),
+    ] {
+        let asked = Budget { sparsity: Some(kind), ..Budget::default() };
+        assert_eq!(plan(&model, &devices, &asked).unwrap().fallbacks[2].reason, reason);
+    }
+}
+
+#[test]
+fn each_layer_has_its_own_numbers() {
+    let policies = [0.1, 0.2].map(|threshold| SparsityPolicy::Bitplane { deviations: 1.0, threshold });
+    let layers = policies.map(|policy| LayerProfile { calibrated: vec![policy], ..layer(4, vec![]) });
+    let asked = Budget { sparsity: Some(SparsityKind::Bitplane), ..Budget::default() };
+    let devices = hardware(vec![device("cpu", 9999, 0.0)]);
+    let found = plan(&model(layers.into()), &devices, &asked).unwrap();
+    let got: Vec<SparsityPolicy> = found.layers.iter().map(|layer| layer.ffn[0].sparsity).collect();
+    assert_eq!(got, policies);
 }
 
 #[test]
@@ -167,6 +186,10 @@ fn layers() -> impl Strategy<Value = LayerProfile> {
                 zero_below,
                 predictor_bytes,
                 frequency,
+                calibrated: vec![
+                    SparsityPolicy::Predictor { threshold: 0.5 },
+                    SparsityPolicy::Threshold { threshold: 0.1 },
+                ],
             })
         },
     )
@@ -191,7 +214,7 @@ fn used(plan: &Plan, model: &ModelProfile, budget: &Budget) -> Vec<u64> {
     used[plan.embedding as usize] += model.embedding_bytes + model.kv_bytes + model.activation_bytes;
     for (layer, profile) in plan.layers.iter().zip(&model.layers) {
         used[layer.attention as usize] += profile.attention_bytes;
-        if matches!(budget.sparsity, Some(SparsityPolicy::Predictor { .. })) {
+        if budget.sparsity == Some(SparsityKind::Predictor) {
             used[layer.attention as usize] += profile.predictor_bytes;
         }
         for share in &layer.ffn {
@@ -216,10 +239,10 @@ proptest! {
         let mut hardware = hardware(devices);
         let sparsity = [
             None,
-            Some(SparsityPolicy::Dense),
-            Some(SparsityPolicy::GateFirst),
-            Some(SparsityPolicy::Predictor { threshold: 0.5 }),
-            Some(SparsityPolicy::Threshold { threshold: 0.1 }),
+            Some(SparsityKind::Dense),
+            Some(SparsityKind::GateFirst),
+            Some(SparsityKind::Predictor),
+            Some(SparsityKind::Threshold),
         ][asked];
         let budget = Budget { sparsity, strict, ..Budget::default() };
         let answer = plan(&model, &hardware, &budget);
