@@ -6,6 +6,7 @@ mod args;
 mod commands;
 mod failure;
 mod interrupt;
+mod likelihood;
 mod log;
 mod model;
 mod output;

@@ -1,6 +1,6 @@
 //! Flags of `perplexity`.
 
-use super::{EngineArgs, ModelArg, SizeArgs};
+use super::{EngineArgs, ModelArg, SizeArgs, choices};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -18,6 +18,14 @@ pub(crate) struct PerplexityArgs {
     /// Measures the first N chunks only.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) chunks: Option<u32>,
+    /// Takes each text of the file by itself, and every token but its first: texts are divided by a line `<|endoftext|>`,
+    /// in a file of JSON lines they are each line's `text`. Special tokens in them are read as such.
+    #[arg(long)]
+    pub(crate) separate: bool,
+    /// Runs the model by this sparsity policy, too, and tells how the plan's own differs from it: divergence, perplexity,
+    /// most likely tokens.
+    #[arg(long, value_name = "POLICY", value_parser = choices("planner", "sparsity"))]
+    pub(crate) against: Option<String>,
     /// Prints one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

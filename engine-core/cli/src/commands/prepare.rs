@@ -77,7 +77,7 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
 }
 
 /// The texts of a file, tokenized.
-fn texts_of(running: &Running, path: &Path) -> Result<Vec<Vec<u32>>> {
+pub(super) fn texts_of(running: &Running, path: &Path) -> Result<Vec<Vec<u32>>> {
     let tokenizer = running.tokenizer()?;
     let text = prompt::read_text(path)?;
     let lines = path.extension().is_some_and(|extension| extension == "jsonl");
