@@ -6,10 +6,12 @@ use engine_core::config::Config;
 use engine_core::options::FieldKind;
 use std::path::PathBuf;
 
+mod activity;
 mod convert;
 mod perplexity;
 mod prepare;
 mod score;
+pub(crate) use activity::ActivityArgs;
 pub(crate) use convert::{ConvertArgs, QuantizeArgs, WritingArgs};
 pub(crate) use perplexity::PerplexityArgs;
 pub(crate) use prepare::PrepareArgs;
@@ -83,6 +85,8 @@ pub(crate) enum Command {
     /// Writes a model with its weights in another type.
     #[command(visible_alias = "quantise")]
     Quantize(QuantizeArgs),
+    /// Measures how often neurons are active, and how alike from token to token.
+    Activity(ActivityArgs),
     /// Sorts a model's neurons by how often they are active, so that those that are off can be skipped cheaply.
     Prepare(PrepareArgs),
     /// Checks, describes or shows the configuration.

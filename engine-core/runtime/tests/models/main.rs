@@ -9,6 +9,7 @@ mod experts;
 mod powerinfer;
 mod reference;
 mod stack;
+mod synth;
 mod synthetic;
 mod traps;
 
@@ -24,5 +25,6 @@ fn main() -> std::process::ExitCode {
     trials.extend(architectures::trials());
     trials.extend(experts::trials());
     trials.extend(powerinfer::trials());
+    trials.extend(synth::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
 }
