@@ -325,6 +325,13 @@ pub(crate) struct BenchArgs {
         allow_negative_numbers = true
     )]
     pub(crate) tg: Vec<u32>,
+    /// Measures this sparsity policy, too, in turns with the plan's own, and tells how fast the bytes that are read would
+    /// let it be: `dense` as a rule.
+    #[arg(long, value_name = "POLICY", value_parser = choices("planner", "sparsity"))]
+    pub(crate) against: Option<String>,
+    /// Text whose tokens are processed, instead of fixed ones; which neurons are active depends on it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
     /// Times that each test is measured, after one run that is not.
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,

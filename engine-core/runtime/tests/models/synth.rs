@@ -15,6 +15,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::test("synth::drelu_has_its_statistics", || statistics(Activation::DRelu)),
         Trial::test("synth::experts_have_their_activity", experts),
         Trial::test("synth::predictor_finds_most_of_what_is_active", predictor),
+        Trial::test("synth::bytes_read_are_counted", bytes),
         Trial::test("synth::greedy_text_stays_in_its_topic", topics),
     ]
 }
@@ -61,6 +62,30 @@ fn experts() -> Outcome {
     ensure(shares.len() == 2 && shares.iter().all(|share| (share - activity::ACTIVE).abs() < 0.03), || {
         format!("active: {shares:?}")
     })
+}
+
+/// The device's count of bytes is what arithmetic says: all rows of gate, and of up and down those of active neurons.
+fn bytes() -> Outcome {
+    let shape = Shape::preset("tiny")?;
+    let (_folder, path) = made(&shape)?;
+    let ids = sample_ids(&shape, 9, 50);
+    let row = f64::from(shape.width) / 32.0 * 34.0;
+    let neurons = f64::from(shape.layers * shape.hidden);
+    for sparsity in [SparsityChoice::Dense, SparsityChoice::GateFirst] {
+        let engine = Setup { count_active: true, sparsity, ..Setup::on("cpu") }.load(&path)?;
+        let mut session = engine.session()?;
+        let before = engine.weight_bytes_read().ok_or("the cpu counts no bytes")?;
+        ids.iter().try_for_each(|&id| session.decode(id).map(|_| ()))?;
+        let read = engine.weight_bytes_read().unwrap_or(0) - before;
+        let found = engine.step_bytes(read as f64 / ids.len() as f64, ids.len() as u32).ffn;
+        let active: f64 = session.statistics().active_neurons.iter().sum::<f64>() * f64::from(shape.hidden);
+        let wanted = match sparsity {
+            SparsityChoice::Dense => 3.0 * neurons * row,
+            _ => (neurons + 2.0 * active) * row,
+        };
+        ensure((found / wanted - 1.0).abs() < 1e-9, || format!("{sparsity:?}: {found} bytes, not {wanted}"))?;
+    }
+    Ok(())
 }
 
 /// The predictor lets through more neurons than are active, misses few of them, and so changes logits a little.
