@@ -5,7 +5,9 @@
 
 mod answers;
 mod architectures;
+mod exact;
 mod experts;
+mod mixture;
 mod powerinfer;
 mod reference;
 mod stack;
@@ -26,5 +28,7 @@ fn main() -> std::process::ExitCode {
     trials.extend(experts::trials());
     trials.extend(powerinfer::trials());
     trials.extend(synth::trials());
+    trials.extend(exact::trials());
+    trials.extend(mixture::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
 }
