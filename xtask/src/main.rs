@@ -13,6 +13,7 @@ mod models;
 mod peer;
 mod perplexity;
 mod process;
+mod synth;
 mod test;
 mod tidy;
 
@@ -32,6 +33,12 @@ usage: cargo xtask TASK
                                hold every compute plug-in, or this one, to the suite
   models [--fetch smollm2] [--quantize TYPE,...]
                                real models for benchmarks, under target/models
+  synth PRESET -o FILE [--type q8_0] [--width N] [--hidden N] [--layers N] [--heads N] [--kv-heads N]
+        [--vocabulary N] [--context N]
+        [--experts COUNT,USED] [--activation relu|drelu] [--predictor-rank N] [--seed N]
+        [--text FILE [--tokens 20000]] [--force]
+                               a seeded model of the preset's shape (1b, wide, tiny, tiny-moe) or another one; --text
+                               writes text for it; its activity is measured and printed
   bench-peer MODEL... [--threads 1,2] [--rounds 3] [--pp 512] [--tg 128]
                                speed beside llama.cpp on the same files
   perplexity-peer MODEL... --text FILE [--chunks 8] [--context 512]
@@ -67,6 +74,7 @@ fn run(arguments: &[String]) -> Result<bool> {
         "codegen" => codegen::run(has_flag(rest, "--check")?),
         "conformance" => conformance::run(rest),
         "models" => models::run(rest),
+        "synth" => synth::run(rest),
         "bench-peer" => peer::run(rest),
         "perplexity-peer" => perplexity::run(rest),
         "fuzz" => fuzz::run(rest),

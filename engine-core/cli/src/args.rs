@@ -6,10 +6,12 @@ use engine_core::config::Config;
 use engine_core::options::FieldKind;
 use std::path::PathBuf;
 
+mod activity;
 mod convert;
 mod perplexity;
 mod prepare;
 mod score;
+pub(crate) use activity::ActivityArgs;
 pub(crate) use convert::{ConvertArgs, QuantizeArgs, WritingArgs};
 pub(crate) use perplexity::PerplexityArgs;
 pub(crate) use prepare::PrepareArgs;
@@ -83,6 +85,8 @@ pub(crate) enum Command {
     /// Writes a model with its weights in another type.
     #[command(visible_alias = "quantise")]
     Quantize(QuantizeArgs),
+    /// Measures how often neurons are active, and how alike from token to token.
+    Activity(ActivityArgs),
     /// Sorts a model's neurons by how often they are active, so that those that are off can be skipped cheaply.
     Prepare(PrepareArgs),
     /// Checks, describes or shows the configuration.
@@ -321,6 +325,13 @@ pub(crate) struct BenchArgs {
         allow_negative_numbers = true
     )]
     pub(crate) tg: Vec<u32>,
+    /// Measures this sparsity policy, too, in turns with the plan's own, and tells how fast the bytes that are read would
+    /// let it be: `dense` as a rule.
+    #[arg(long, value_name = "POLICY", value_parser = choices("planner", "sparsity"))]
+    pub(crate) against: Option<String>,
+    /// Text whose tokens are processed, instead of fixed ones; which neurons are active depends on it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
     /// Times that each test is measured, after one run that is not.
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,

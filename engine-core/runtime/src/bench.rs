@@ -1,8 +1,9 @@
 //! Measures prefill and decode as llama-bench does: pp is one prefill of n tokens into an empty KV cache, tg is n single
-//! decodes after it was emptied again.
+//! decodes after it was emptied again. Several engines are measured in turns, so that one can be held against another.
 
 use crate::generate::per_second;
-use crate::{Engine, Result, RuntimeError};
+use crate::step_bytes::StepBytes;
+use crate::{Engine, Result, RuntimeError, Session};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -34,6 +35,41 @@ pub struct BenchReport {
     pub prompt_runs: Vec<f64>,
     /// Tokens per second of each decode run.
     pub generate_runs: Vec<f64>,
+    /// What a decoded token read, by the device's own count over all measured runs; `None` where it keeps none.
+    pub step_bytes: Option<StepBytes>,
+}
+
+/// How fast decoding could be if only bytes counted: the speed of another policy, dense as a rule, times its bytes over
+/// one's own.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Bound {
+    /// Tokens per second of the other, at the median.
+    pub against_tokens_per_second: f64,
+    /// Bytes that it reads per token.
+    pub against_bytes: f64,
+    /// Bytes that are read per token.
+    pub bytes: f64,
+    /// Tokens per second that the bytes allow.
+    pub tokens_per_second: f64,
+    /// Share of that which was reached.
+    pub reached: f64,
+}
+
+impl Bound {
+    /// Of one report against another of the same run; `None` where nothing was decoded or bytes were not counted.
+    pub fn of(report: &BenchReport, against: &BenchReport) -> Option<Bound> {
+        let (bytes, against_bytes) = (report.step_bytes?.total(), against.step_bytes?.total());
+        let (speed, against_speed) = (median(&report.generate_runs), median(&against.generate_runs));
+        let bound = against_speed * against_bytes / bytes;
+        let known = bytes > 0.0 && bound > 0.0;
+        known.then_some(Bound {
+            against_tokens_per_second: against_speed,
+            against_bytes,
+            bytes,
+            tokens_per_second: bound,
+            reached: speed / bound,
+        })
+    }
 }
 
 /// Middle value; between two, their mean. 0 for none.
@@ -58,48 +94,93 @@ pub fn mean_and_deviation(runs: &[f64]) -> (f64, f64) {
     (mean, if runs.len() < 2 { 0.0 } else { (squares / (count - 1.0)).sqrt() })
 }
 
-/// Measures an engine. The ids are fixed and spread over the vocabulary; what they mean does not matter.
+/// Measures engines in turns: a report for each, in their order. Without `ids` these are fixed and spread over the
+/// vocabulary; what they mean decides which neurons are active, so figures of sparse policies want those of a real text.
 ///
 /// # Errors
-/// Where the context is shorter than a run, and where the device fails.
-pub fn bench(engine: &Engine, options: BenchOptions) -> Result<BenchReport> {
-    let vocabulary = engine.model().sampleable_vocab.max(1) as u64;
-    let id = |index: u32| ((u64::from(index) * 7919 + 13) % vocabulary) as u32;
-    let longest = options.prompt.max(options.generate);
-    if longest > engine.context() {
-        return Err(RuntimeError::ContextFull {
-            past: 0,
-            tokens: longest as usize,
-            context: engine.context(),
-        });
+/// Where the context is shorter than a run, there are fewer `ids` than a run takes, and where the device fails.
+pub fn bench(engines: &[&Engine], options: BenchOptions, ids: Option<&[u32]>) -> Result<Vec<BenchReport>> {
+    let longest = options.prompt.max(options.generate) as usize;
+    let mut runs = Vec::new();
+    for engine in engines {
+        if longest > engine.context() as usize {
+            return Err(RuntimeError::ContextFull { past: 0, tokens: longest, context: engine.context() });
+        }
+        let vocabulary = engine.model().sampleable_vocab.max(1) as u64;
+        let ids: Vec<u32> = match ids {
+            Some(ids) => ids.iter().copied().take(longest).collect(),
+            None => (0..longest as u64).map(|index| ((index * 7919 + 13) % vocabulary) as u32).collect(),
+        };
+        if ids.len() < longest {
+            let problem = format!("has {} ids, and a run takes {longest}; give a longer one", ids.len());
+            return Err(RuntimeError::Option { option: "text", problem });
+        }
+        let report =
+            BenchReport { prompt: options.prompt, generate: options.generate, ..BenchReport::default() };
+        runs.push(Run { session: engine.session()?, ids, report, read: Some(0) });
     }
-    let prompt: Vec<u32> = (0..options.prompt).map(id).collect();
-    let mut session = engine.session()?;
-    let mut report =
-        BenchReport { prompt: options.prompt, generate: options.generate, ..BenchReport::default() };
-    // Run 0 warms up. The two kinds take turns, so that a slow moment of the machine meets both.
-    for run in 0..=options.repeats {
+    // Run 0 warms up. The kinds take turns, and so do the engines, so that a slow moment of the machine meets all.
+    for turn in 0..=options.repeats {
         if options.prompt > 0 {
-            session.rewind(0)?;
-            let started = Instant::now();
-            session.prefill(&prompt)?;
-            if run > 0 {
-                report.prompt_runs.push(per_second(options.prompt, started.elapsed()));
-            }
+            runs.iter_mut().try_for_each(|run| run.prefill(turn > 0))?;
         }
         if options.generate > 0 {
-            session.rewind(0)?;
-            let tokens = if run == 0 { options.generate.min(8) } else { options.generate };
-            let started = Instant::now();
-            for index in 0..tokens {
-                session.decode(id(index))?;
-            }
-            if run > 0 {
-                report.generate_runs.push(per_second(tokens, started.elapsed()));
-            }
+            // The one that goes first alternates.
+            let count = runs.len();
+            (0..count).try_for_each(|at| runs[(at + turn as usize) % count].generate(turn > 0))?;
         }
     }
-    Ok(report)
+    let tokens = f64::from(options.generate) * f64::from(options.repeats);
+    Ok(runs
+        .into_iter()
+        .map(|mut run| {
+            let read = run.read.filter(|_| tokens > 0.0);
+            run.report.step_bytes =
+                read.map(|read| run.session.engine().step_bytes(read as f64 / tokens, options.generate));
+            run.report
+        })
+        .collect())
+}
+
+/// One engine under measurement.
+struct Run {
+    session: Session,
+    ids: Vec<u32>,
+    report: BenchReport,
+    /// Bytes of weights that the device read while decoding was measured; `None` where it does not count.
+    read: Option<u64>,
+}
+
+impl Run {
+    fn prefill(&mut self, measured: bool) -> Result<()> {
+        self.session.rewind(0)?;
+        let started = Instant::now();
+        self.session.prefill(&self.ids[..self.report.prompt as usize])?;
+        if measured {
+            self.report.prompt_runs.push(per_second(self.report.prompt, started.elapsed()));
+        }
+        Ok(())
+    }
+
+    fn generate(&mut self, measured: bool) -> Result<()> {
+        self.session.rewind(0)?;
+        let tokens = if measured { self.report.generate } else { self.report.generate.min(8) };
+        let before = self.session.engine().weight_bytes_read();
+        let started = Instant::now();
+        for &id in &self.ids[..tokens as usize] {
+            self.session.decode(id)?;
+        }
+        let time = started.elapsed();
+        if measured {
+            self.report.generate_runs.push(per_second(tokens, time));
+            let after = self.session.engine().weight_bytes_read();
+            self.read = match (self.read, before, after) {
+                (Some(sum), Some(before), Some(after)) => Some(sum + after.saturating_sub(before)),
+                _ => None,
+            };
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -112,5 +193,19 @@ mod tests {
         assert_eq!(mean_and_deviation(&[]), (0.0, 0.0));
         assert_eq!(mean_and_deviation(&[2.0]), (2.0, 0.0));
         assert_eq!(mean_and_deviation(&[1.0, 3.0]), (2.0, 2f64.sqrt()));
+    }
+
+    #[test]
+    fn a_bound_is_the_others_speed_by_bytes() {
+        let report = |speed, ffn| BenchReport {
+            generate_runs: vec![speed],
+            step_bytes: Some(StepBytes { ffn, head: 20, ..StepBytes::default() }),
+            ..BenchReport::default()
+        };
+        let bound = Bound::of(&report(15.0, 20.0), &report(10.0, 60.0)).unwrap();
+        assert_eq!((bound.tokens_per_second, bound.reached), (20.0, 0.75));
+        assert_eq!(Bound::of(&report(15.0, 20.0), &BenchReport::default()), None);
+        let nothing = BenchReport { generate_runs: Vec::new(), ..report(0.0, 1.0) };
+        assert_eq!(Bound::of(&nothing, &nothing), None);
     }
 }

@@ -235,6 +235,10 @@ impl Engine {
         Sizes { model: &self.inner.model, conversions: &self.inner.conversions }.per_token()
     }
 
+    pub(crate) fn conversions(&self) -> &Conversions {
+        &self.inner.conversions
+    }
+
     pub(crate) fn step_list(&self) -> &Prepared {
         &self.inner.step
     }

@@ -407,8 +407,14 @@ fn benches_measure_every_run() {
     let device = Arc::new(FakeDevice::new());
     let engine = load(&device, options()).unwrap();
     let options = crate::bench::BenchOptions { prompt: 20, generate: 10, repeats: 2 };
-    let report = crate::bench::bench(&engine, options).unwrap();
-    assert_eq!((report.prompt_runs.len(), report.generate_runs.len()), (2, 2));
+    let reports = crate::bench::bench(&[&engine, &engine], options, None).unwrap();
+    assert_eq!(reports.len(), 2);
+    for report in reports {
+        assert_eq!((report.prompt_runs.len(), report.generate_runs.len()), (2, 2));
+        assert_eq!(report.step_bytes, None); // the fake counts no bytes
+    }
+    let few = crate::bench::bench(&[&engine], options, Some(&[1, 2, 3]));
+    assert!(few.unwrap_err().to_string().contains("3 ids"));
     let too_long = crate::bench::BenchOptions { prompt: 33, ..options };
-    assert!(matches!(crate::bench::bench(&engine, too_long), Err(RuntimeError::ContextFull { .. })));
+    assert!(matches!(crate::bench::bench(&[&engine], too_long, None), Err(RuntimeError::ContextFull { .. })));
 }

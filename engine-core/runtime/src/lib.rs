@@ -40,6 +40,7 @@ mod resource;
 mod sampling;
 mod session;
 mod statistics;
+mod step_bytes;
 mod stop;
 mod support;
 pub mod trace;
@@ -56,6 +57,7 @@ pub use planning::describe;
 pub use sampling::{Sampler, SamplingOptions};
 pub use session::Session;
 pub use statistics::{DeviceCounters, Statistics};
+pub use step_bytes::StepBytes;
 pub use weight_types::{WeightType, plan_with_types};
 
 /// Result of what runs a model.

@@ -77,7 +77,7 @@ impl Sizes<'_> {
     fn linear(&self, purpose: Use, linear: &Linear) -> u64 {
         let whole = self.matrix(purpose, &linear.weight);
         let rows = linear.weight.rows().max(1);
-        let bias = if linear.bias.is_some() { linear.outputs() * 4 } else { 0 };
+        let bias = bias_bytes(linear);
         // A product of a size in bytes and a number of rows may not fit 64 bits.
         (u128::from(whole) * u128::from(linear.outputs()) / u128::from(rows)) as u64 + bias
     }
@@ -141,6 +141,27 @@ impl Sizes<'_> {
         self.matrix(Use::Table, table) + positions + head + self.output_norm()
     }
 
+    /// Matrices that every token reads whole, whatever the sparsity.
+    pub(crate) fn fixed(&self) -> Fixed {
+        let layer = |layer: &Layer| -> u64 {
+            let attention = &layer.attention;
+            let matrices = [&attention.q, &attention.k, &attention.v, &attention.o].into_iter();
+            let router = layer.ffn.experts.as_ref().map(|experts| &experts.router);
+            matrices.chain(router).map(|linear| self.linear(Use::Matrix, linear) - bias_bytes(linear)).sum()
+        };
+        Fixed {
+            attention: self.model.layers.iter().map(layer).sum(),
+            head: self.matrix(Use::Matrix, self.model.head()),
+        }
+    }
+
+    /// A layer's predictor, where it has one.
+    pub(crate) fn predictor(&self, ffn: &FeedForward) -> u64 {
+        ffn.predictor.as_ref().map_or(0, |predictor| {
+            [&predictor.fc1, &predictor.fc2].map(|of| self.matrix(Use::Predictor, of)).iter().sum()
+        })
+    }
+
     /// Weights that one token reads where no neuron is skipped: one row of each table, the layers (without predictors),
     /// the final norm and the head.
     pub(crate) fn per_token(&self) -> u64 {
@@ -151,6 +172,18 @@ impl Sizes<'_> {
         let rows: u64 = rows.map(|table| self.matrix(Use::Table, table) / table.rows().max(1)).sum();
         rows + layers + self.output_norm() + self.matrix(Use::Matrix, self.model.head())
     }
+}
+
+/// Bytes of matrices that every token reads.
+pub(crate) struct Fixed {
+    /// Of attention, with the routers of experts.
+    pub(crate) attention: u64,
+    /// Of the head.
+    pub(crate) head: u64,
+}
+
+fn bias_bytes(linear: &Linear) -> u64 {
+    if linear.bias.is_some() { linear.outputs() * 4 } else { 0 }
 }
 
 /// The profile of a model with these options; `graph` is its largest list.
@@ -170,15 +203,12 @@ pub(crate) fn model_profile(
     let state = of_role(|role| matches!(role, SlotRole::State));
     let layers = model.layers.iter().enumerate().map(|(index, layer)| {
         let ffn = &layer.ffn;
-        let predictor = ffn.predictor.as_ref();
         LayerProfile {
             attention_bytes: sizes.attention(layer),
             neurons: u32::try_from(ffn.n_ff).unwrap_or(u32::MAX),
             neuron_bytes: sizes.neuron(ffn),
             zero_below: ffn.activation.is_sparse(),
-            predictor_bytes: predictor.map_or(0, |predictor| {
-                [&predictor.fc1, &predictor.fc2].map(|of| sizes.matrix(Use::Predictor, of)).iter().sum()
-            }),
+            predictor_bytes: sizes.predictor(ffn),
             frequency: ffn.frequency.as_ref().map_or_else(Vec::new, |tensor| frequencies(file, tensor)),
             calibrated: asked.calibrated(model, index),
         }

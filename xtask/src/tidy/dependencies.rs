@@ -31,7 +31,7 @@ const RULES: &[Rule] = &[
     Rule {
         folder: "engine-core/runtime",
         may_name: &["engine-core", "formats"],
-        tests_may_name: &["engine-loader"],
+        tests_may_name: &["engine-loader", "synthetic-models"],
     },
     Rule {
         folder: "engine-core/cli",
@@ -55,6 +55,7 @@ const RULES: &[Rule] = &[
     },
     Rule { folder: "planners/", may_name: &["engine-core", "engine-plugin"], tests_may_name: &[] },
     Rule { folder: "formats", may_name: &["engine-core"], tests_may_name: &[] },
+    Rule { folder: "formats/synthetic", may_name: &["engine-core", "formats"], tests_may_name: &[] },
     Rule { folder: "conformance", may_name: &["engine-core", "engine-loader"], tests_may_name: &[] },
     // Plug-ins that only tests load, such as the ones that misbehave.
     Rule {
@@ -67,7 +68,8 @@ const RULES: &[Rule] = &[
         may_name: &["engine-core", "engine-abi", "engine-plugin"],
         tests_may_name: &[],
     },
-    Rule { folder: "xtask", may_name: &[], tests_may_name: &[] },
+    // `synth` makes models; everything else is asked of the program.
+    Rule { folder: "xtask", may_name: &["engine-core", "formats", "synthetic-models"], tests_may_name: &[] },
 ];
 
 /// Packages from outside that only some folders may name, and why.

@@ -53,6 +53,8 @@ pub(crate) struct CpuBackend {
     next_executable: AtomicU64,
     timeline: Arc<Timeline>,
     executed: Arc<AtomicU64>,
+    /// Bytes of weights that were multiplied.
+    read: Arc<AtomicU64>,
     /// Dropped first, which ends the queue thread once it has run what was submitted.
     queue: Option<Sender<Task>>,
     thread: Option<JoinHandle<()>>,
@@ -64,16 +66,17 @@ impl CpuBackend {
         let budget = Budget::new(setup.memory_limit);
         let timeline = Arc::new(Timeline::default());
         let executed = Arc::new(AtomicU64::new(0));
+        let read = Arc::new(AtomicU64::new(0));
         let (queue, tasks) = channel();
         let (ready, started) = channel();
         let (threads, processors, pin, kernels) = (setup.threads, setup.processors, setup.pin, setup.kernels);
-        let (their_timeline, their_count) = (timeline.clone(), executed.clone());
+        let (their_timeline, their_counts) = (timeline.clone(), (executed.clone(), read.clone()));
         let thread = std::thread::Builder::new()
             .name("cpu-0".into())
             .spawn(move || match Pool::new(threads, &processors, pin) {
                 Ok(pool) => {
                     let _ = ready.send(Ok(()));
-                    serve(&tasks, &pool, kernels, &their_timeline, &their_count);
+                    serve(&tasks, &pool, kernels, &their_timeline, (&their_counts.0, &their_counts.1));
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -92,6 +95,7 @@ impl CpuBackend {
             next_executable: AtomicU64::new(1),
             timeline,
             executed,
+            read,
             queue: Some(queue),
             thread: Some(thread),
         })
@@ -103,7 +107,7 @@ fn serve(
     pool: &Pool,
     kernels: &'static Kernels,
     timeline: &Timeline,
-    executed: &AtomicU64,
+    (executed, read): (&AtomicU64, &AtomicU64),
 ) {
     while let Ok(Task { value, submission, waits }) = tasks.recv() {
         let failed = waits.iter().find_map(|w| timeline.failure(*w).map(|error| (w, error)));
@@ -111,7 +115,9 @@ fn serve(
             Some((wait, error)) => Err(Error::dependency_failed(format!("value {} failed: {error}", wait.0))),
             None => {
                 executed.fetch_add(1, Relaxed);
-                submission.run(pool, kernels)
+                let result = submission.run(pool, kernels);
+                read.fetch_add(submission.take_read(), Relaxed);
+                result
             }
         };
         // Buffers that the host frees once the value is reached must be free of us by then.
@@ -196,6 +202,7 @@ impl ComputeBackend for CpuBackend {
         let counter = |name: &str, value| Counter { name: name.into(), value };
         vec![
             counter("submissions", self.executed.load(Relaxed)),
+            counter("weight_bytes_read", self.read.load(Relaxed)),
             counter("bytes_allocated", used),
             counter("bytes_allocated_peak", peak),
             counter("threads", self.threads as u64),

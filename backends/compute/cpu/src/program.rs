@@ -1,6 +1,6 @@
 //! Executables: a list compiled, scheduled and given its memory; and one run of it on the pool.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use engine_core::backend::{Bindings, Bound};
@@ -37,6 +37,8 @@ pub(crate) struct Program {
     shared: Shared,
     claims: Vec<Claims>,
     locals: Vec<Mutex<Local>>,
+    /// Bytes of weights that were multiplied and not yet told.
+    read: AtomicU64,
     /// What `shared` and `scratch` point into.
     _memory: Owned,
 }
@@ -128,6 +130,7 @@ impl Program {
             shared,
             claims,
             locals,
+            read: AtomicU64::new(0),
             _memory: memory,
         })
     }
@@ -230,6 +233,7 @@ impl Program {
             }
             self.step(&run(claims), &step.kind, &mut local)?;
         }
+        self.read.fetch_add(std::mem::take(&mut local.tile.read), Relaxed);
         Ok(())
     }
 }
@@ -242,6 +246,11 @@ impl Submission {
             AtomicUsize::store(counter, 0, Relaxed);
         }
         pool.run(&|worker| program.work(worker, &self.env, self.careful, kernels))
+    }
+
+    /// Bytes of weights that the run multiplied, each row once per operation; told once.
+    pub(crate) fn take_read(&self) -> u64 {
+        self.program.read.swap(0, Relaxed)
     }
 }
 

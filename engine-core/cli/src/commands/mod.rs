@@ -1,5 +1,6 @@
 //! The commands, a file each.
 
+mod activity;
 mod bench;
 mod chat;
 mod completions;
@@ -34,6 +35,7 @@ pub(crate) fn dispatch(cli: Cli, matches: &clap::ArgMatches) -> Result<ExitCode>
         Command::Inspect(args) => inspect::inspect(&global, &args),
         Command::Convert(args) => convert::convert(&global, &args),
         Command::Quantize(args) => convert::quantize(&global, &args),
+        Command::Activity(args) => activity::activity(&global, &args).map(done),
         Command::Prepare(args) => prepare::prepare(&global, &args),
         Command::Config(command) => config::config(&global, &command).map(done),
         Command::Completions { shell } => completions::completions(shell).map(done),

@@ -25,6 +25,7 @@ pub(crate) fn tests() -> Vec<Test> {
         ("context_full", context_full),
         ("ctrl_c_stops_and_reports", ctrl_c_stops_and_reports),
         ("bench_reports_every_run", bench_reports_every_run),
+        ("bench_bounds_by_bytes", bench_bounds_by_bytes),
     ]
 }
 
@@ -298,5 +299,41 @@ fn bench_reports_every_run() {
     }
     assert!(results[1]["weight_gigabytes_per_second"].is_number());
     let text = run(&arguments);
-    assert!(text.stdout.starts_with("test  threads  tokens/s"), "{}", text.stdout);
+    assert!(text.stdout.starts_with("test  threads  policy  tokens/s"), "{}", text.stdout);
+}
+
+/// Bytes are the device's own count: a dense token reads every matrix once, and exact skipping fewer.
+fn bench_bounds_by_bytes() {
+    let model = model();
+    let folder = tempfile::tempdir().unwrap();
+    let story = folder.path().join("story.txt");
+    std::fs::write(&story, "Once upon a time, there was a little girl named Lily who lived in a big house.")
+        .unwrap();
+    let arguments = ["bench", "-m", &model, "--pp", "0", "--tg", "16", "--repeat", "2", "--threads", "1"];
+    let story = story.to_str().unwrap();
+    let more = ["--sparsity", "gate-first", "--against", "dense", "--text", story];
+    let value = run(&[&arguments[..], &more, &["--json"]].concat()).json();
+    let results = value["results"].as_array().unwrap();
+    let policies: Vec<_> = results.iter().map(|r| r["policy"].as_str().unwrap()).collect();
+    assert_eq!(policies, ["gate-first", "dense"]);
+    let number = |at: usize, key: &str| results[at][key].as_f64().unwrap();
+    let read = |at: usize, part: &str| results[at]["read"][part].as_f64().unwrap();
+    // Three matrices of 1024 x 256 in each of 8 layers, Q8_0: 34 bytes for 32 weights.
+    assert_eq!(read(1, "ffn"), f64::from(8 * 3 * 1024 * 256) / 32.0 * 34.0);
+    assert!(read(0, "ffn") < 0.9 * read(1, "ffn"), "{results:#?}");
+    assert_eq!((read(0, "attention"), read(0, "head")), (read(1, "attention"), read(1, "head")));
+    // 16 tokens see 8.5 positions on average, of 4 heads of 32 keys and values in f16.
+    assert_eq!(read(1, "kv"), 8.0 * 8.5 * f64::from(4 * 64 * 2));
+    let bound = |key: &str| results[0]["bound"][key].as_f64().unwrap();
+    let allowed = number(1, "tokens_per_second") * bound("against_bytes") / bound("bytes");
+    assert!((bound("tokens_per_second") / allowed - 1.0).abs() < 1e-9, "{results:#?}");
+    assert!((bound("reached") * allowed / number(0, "tokens_per_second") - 1.0).abs() < 1e-9);
+    assert!(results[1]["bound"].is_null());
+    let text = run(&[&arguments[..], &more].concat()).stdout;
+    assert!(
+        text.contains("tg16 gate-first: MB per token: ffn") && text.contains("of its bytes allow"),
+        "{text}"
+    );
+    run(&[&arguments[..], &["--text", story, "--tg", "300"]].concat())
+        .fails_with(&["text", "a run takes 300"]);
 }

@@ -5,10 +5,13 @@
 
 mod answers;
 mod architectures;
+mod exact;
 mod experts;
+mod mixture;
 mod powerinfer;
 mod reference;
 mod stack;
+mod synth;
 mod synthetic;
 mod traps;
 
@@ -24,5 +27,8 @@ fn main() -> std::process::ExitCode {
     trials.extend(architectures::trials());
     trials.extend(experts::trials());
     trials.extend(powerinfer::trials());
+    trials.extend(synth::trials());
+    trials.extend(exact::trials());
+    trials.extend(mixture::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -21,6 +21,7 @@ pub(crate) struct Setup {
     pub(crate) activations: Activations,
     pub(crate) sparsity: SparsityChoice,
     pub(crate) strict: bool,
+    pub(crate) count_active: bool,
 }
 
 impl Setup {
@@ -34,6 +35,7 @@ impl Setup {
             activations: Activations::F32,
             sparsity: SparsityChoice::Dense,
             strict: true,
+            count_active: false,
         }
     }
 
@@ -58,7 +60,7 @@ impl Setup {
             sparsity: self.sparsity,
             skip: 0.0,
             strict: self.strict,
-            count_active: false,
+            count_active: self.count_active,
         };
         Ok(Engine::load(model, stack, options)?)
     }

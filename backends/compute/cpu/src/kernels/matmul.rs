@@ -103,6 +103,9 @@ pub(crate) struct Tile {
     pub(crate) values: Vec<f32>,
     /// Codes.
     pub(crate) codes: Vec<i8>,
+    /// Bytes of weights that were multiplied since this was last looked at: each row once per operation, whatever the
+    /// number of tokens.
+    pub(crate) read: u64,
 }
 
 impl Tile {
@@ -124,6 +127,7 @@ impl Tile {
 /// token)`, and `bias` every row. `Input::Int8` comes only with formats that have an integer dot.
 #[inline(always)]
 pub(crate) unsafe fn matmul<S: Simd>(s: S, job: &Matmul<'_>, tile: &mut Tile) {
+    tile.read += (job.rows.len() * job.weight.stride) as u64;
     // SAFETY: the caller's promise, passed on.
     unsafe {
         match job.input {

@@ -364,7 +364,9 @@ impl Layer<'_> {
         let grain = run.grain(rows, op.down.operand.stride, self.tokens);
         if !self.dense && self.tokens == 1 {
             self.blocks_of(0, &mut local.list);
+            let block = op.down.operand.stride / op.down.operand.columns.div_ceil(BLOCK).max(1);
             while let Some(part) = run.claim(1, rows, grain) {
+                local.tile.read += (part.len() * local.list.len() * block) as u64;
                 let job = Masked {
                     weight,
                     rows: (part.start, part.end),
@@ -468,6 +470,7 @@ impl Layer<'_> {
         if self.dense {
             local.list.clear();
             local.list.extend(0..neurons as u32);
+            local.tile.read += self.read_by_neurons(neurons, columns);
             let first = Axpy { weight, neurons: &local.list, hidden: hidden.row(0), columns, out };
             // SAFETY: shapes and memory were checked; each thread has its own columns.
             unsafe {
@@ -486,11 +489,20 @@ impl Layer<'_> {
             let keep = unsafe { std::slice::from_raw_parts(self.keep(t), neurons) };
             local.list.clear();
             local.list.extend((0u32..).zip(keep).filter(|(_, k)| **k != 0).map(|(i, _)| i));
+            local.tile.read += self.read_by_neurons(local.list.len(), columns);
             let out = out.wrapping_add(t * out_stride);
             let job = Axpy { weight, neurons: &local.list, hidden: hidden.row(t), columns, out };
             // SAFETY: as above.
             unsafe { (run.kernels.axpy)(&job) };
         }
+    }
+}
+
+impl Layer<'_> {
+    /// Bytes of these columns in so many rows of down.
+    fn read_by_neurons(&self, neurons: usize, (start, end): (usize, usize)) -> u64 {
+        let down = &self.op.down.operand;
+        (neurons * down.stride * (end - start) / down.columns.max(1)) as u64
     }
 }
 

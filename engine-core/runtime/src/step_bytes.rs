@@ -1,0 +1,78 @@
+//! What one decoded token reads, in bytes: the one place where this is told apart by part.
+//!
+//! The sum of weights is the device's own count (`weight_bytes_read`): rows that a sparsity policy skips are not in it,
+//! whatever the policy. What every token reads whole (attention, head, predictors) is known by arithmetic, and the
+//! networks' part is the rest. Norms, biases and the row of the embedding are too small to be counted.
+
+use crate::Engine;
+use crate::profile::{Fixed, Sizes};
+use engine_core::planner::SparsityPolicy;
+use formats::model::Layer;
+use serde::Serialize;
+
+/// The counter of a device that counts the bytes of weights that it multiplies.
+const READ: &str = "weight_bytes_read";
+/// Bytes of an element of the KV cache.
+const KV_ELEMENT: u64 = 2;
+
+/// Bytes per decoded token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StepBytes {
+    /// Matrices of attention, and routers of experts.
+    pub attention: u64,
+    /// The matrix that makes logits.
+    pub head: u64,
+    /// Predictors, in layers that are planned by them.
+    pub predictors: u64,
+    /// Rows of gate, up and down that were read, on average.
+    pub ffn: f64,
+    /// Keys and values of the positions so far, on average.
+    pub kv: f64,
+}
+
+impl StepBytes {
+    /// Of everything.
+    pub fn total(&self) -> f64 {
+        (self.attention + self.head + self.predictors) as f64 + self.ffn + self.kv
+    }
+}
+
+impl Engine {
+    /// Bytes of weights that the device has multiplied since it was opened; `None` where it does not count them.
+    pub fn weight_bytes_read(&self) -> Option<u64> {
+        let counters = self.backend().counters();
+        counters.into_iter().find(|counter| counter.name == READ).map(|counter| counter.value)
+    }
+
+    /// The parts of `read` bytes of weights per token (the mean that the device counted) of a sequence of `tokens` tokens
+    /// decoded from position 0 on.
+    pub fn step_bytes(&self, read: f64, tokens: u32) -> StepBytes {
+        let Fixed { attention, head } = self.sizes().fixed();
+        let predicted = |index: usize| {
+            let plan = self.plan().layers.get(index);
+            let shares = plan.into_iter().flat_map(|plan| &plan.ffn);
+            shares.map(|share| share.sparsity).any(|s| matches!(s, SparsityPolicy::Predictor { .. }))
+        };
+        let layers = self.model().layers.iter().enumerate();
+        let predictors = layers
+            .filter(|(index, _)| predicted(*index))
+            .map(|(_, layer)| self.sizes().predictor(&layer.ffn));
+        let predictors = predictors.sum();
+        let kv = self.model().layers.iter().map(|layer| kv_bytes(layer, tokens)).sum();
+        let ffn = (read - (attention + head + predictors) as f64).max(0.0);
+        StepBytes { attention, head, predictors, ffn, kv }
+    }
+
+    fn sizes(&self) -> Sizes<'_> {
+        Sizes { model: self.model(), conversions: self.conversions() }
+    }
+}
+
+/// Mean bytes of keys and values that one of `tokens` tokens sees in a layer.
+fn kv_bytes(layer: &Layer, tokens: u32) -> f64 {
+    let attention = &layer.attention;
+    let row = attention.n_head_kv as u64 * (attention.head_dim + attention.value_dim) as u64 * KV_ELEMENT;
+    let window = layer.window.unwrap_or(usize::MAX) as u64;
+    let seen: u64 = (1..=u64::from(tokens)).map(|seen| seen.min(window)).sum();
+    row as f64 * seen as f64 / f64::from(tokens.max(1))
+}
