@@ -127,7 +127,7 @@ impl Tile {
 /// token)`, and `bias` every row. `Input::Int8` comes only with formats that have an integer dot.
 #[inline(always)]
 pub(crate) unsafe fn matmul<S: Simd>(s: S, job: &Matmul<'_>, tile: &mut Tile) {
-    tile.read += (job.rows.len() * job.weight.stride) as u64;
+    tile.read += (job.rows.len() * (job.weight.stride + job.weight.low_stride)) as u64;
     // SAFETY: the caller's promise, passed on.
     unsafe {
         match job.input {

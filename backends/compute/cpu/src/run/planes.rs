@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::ffn::Layer;
+use super::ffn::{Layer, Select};
 use super::{Local, Operand, Weight};
 use crate::kernels::format::{Matrix, WeightType};
 use crate::kernels::matmul::Rows;
@@ -110,6 +110,14 @@ impl Layer<'_> {
                 // SAFETY: a deviation per neuron; the neuron lies within the shared rows.
                 unsafe { *out.add(i) += rule.deviations * *deviations.add(i) * norm };
             }
+        }
+    }
+
+    /// The high halves of the kept rows were read for the estimate already: they count once.
+    pub(super) fn forget_estimated(&self, weight: &Weight, local: &mut Local) {
+        if matches!(self.op.select, Select::Planes(_)) {
+            let again = (local.list.len() * weight.operand.stride) as u64;
+            local.tile.read = local.tile.read.saturating_sub(again);
         }
     }
 
