@@ -134,6 +134,7 @@ struct Seen {
     activity: LayerActivity,
     columns: Columns,
     labels: Labels,
+    large: Labels,
     shares: BlockShares,
 }
 
@@ -159,7 +160,8 @@ pub fn calibrate(
     }
     let training = options.train.is_some();
     let (first, second) = if training { (0.15, 0.25) } else { (0.6, 0.8) };
-    let seen = look(layer, training, cancel, &mut |share| progress(first * share))?;
+    let norms = network.down_norms();
+    let seen = look(layer, training.then_some(&norms[..]), cancel, &mut |share| progress(first * share))?;
     let order = seen.activity.order();
     let split = Split::of(layer.texts);
     let tune = evenly(&split.tune, TUNED);
@@ -167,7 +169,6 @@ pub fn calibrate(
         bytes.map(|bytes| HighPlane::of_q8_0(bytes, network.width, &seen.shares)).transpose()
     };
     let (gate, up) = (plane(layer.gate_planes)?, plane(layer.up_planes)?);
-    let norms = network.down_norms();
     let high = gate.as_ref().map(|gate| High { gate, up: up.as_ref() });
     let set = tuned(layer, high.as_ref(), &norms, &tune, cancel)?;
     progress(second);
@@ -193,6 +194,7 @@ pub fn calibrate(
         let task = Task {
             residuals,
             labels: &seen.labels,
+            large: &seen.large,
             neurons: network.neurons,
             train: &rows,
             tune: &tune,
@@ -243,10 +245,11 @@ pub fn calibrate(
     Ok(result)
 }
 
-/// Every token once: which neurons are active.
+/// Every token once: which neurons are active and, where a predictor is trained, which of them add much, by the lengths of
+/// down's rows.
 fn look(
     layer: &Layer<'_>,
-    training: bool,
+    training: Option<&[f32]>,
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(f64),
 ) -> Result<Seen> {
@@ -255,6 +258,7 @@ fn look(
         activity: LayerActivity::new(network.neurons),
         columns: Columns::new(network.neurons, layer.inputs.len()),
         labels: Labels::default(),
+        large: Labels::default(),
         shares: BlockShares::default(),
     };
     let (mut inputs, mut values, mut on) = (Vec::new(), Values::default(), Vec::new());
@@ -270,8 +274,10 @@ fn look(
             seen.activity.see(&values.hidden, network.is_zero_below());
             outcome::active(network, &values.hidden, &mut on);
             on.chunks_exact(network.neurons.max(1)).for_each(|row| seen.columns.see(row));
-            if training {
+            if let Some(norms) = training {
                 seen.labels.extend(&on, network.neurons);
+                outcome::large(network, norms, &values.hidden, &mut on);
+                seen.large.extend(&on, network.neurons);
             }
             seen.shares.see(&inputs, network.width);
             start = chunk.end;

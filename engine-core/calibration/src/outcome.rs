@@ -56,6 +56,18 @@ pub fn active(network: &Network, hidden: &[f32], out: &mut Vec<bool>) {
     }
 }
 
+/// Of the active neurons in `on`, a row per token, leaves those that add more to the output than the row's do on average.
+pub(crate) fn large(network: &Network, norms: &[f32], hidden: &[f32], on: &mut [bool]) {
+    let neurons = network.neurons.max(1);
+    for (hidden, on) in hidden.chunks_exact(neurons).zip(on.chunks_exact_mut(neurons)) {
+        let mass = |i: usize| f64::from(hidden[i].abs()) * f64::from(norms[i]);
+        let active = (0..on.len()).filter(|&i| on[i]);
+        let (sum, count) = active.fold((0.0, 0u32), |(sum, count), i| (sum + mass(i), count + 1));
+        let mean = sum / f64::from(count.max(1));
+        (0..on.len()).for_each(|i| on[i] = on[i] && mass(i) > mean);
+    }
+}
+
 impl Tally {
     /// A chunk of which the neurons in `keep` are computed.
     ///

@@ -9,7 +9,7 @@ use crate::rows::Rows;
 use std::sync::atomic::AtomicBool;
 
 /// Tokens and epochs of the short trainings that compare ranks.
-const SHORT: (usize, usize) = (4096, 4);
+const SHORT: (usize, usize) = (8192, 3);
 /// Tokens that are scored at once.
 const CHUNK: usize = 128;
 /// Bytes of an element in Q8_0.
@@ -21,6 +21,8 @@ pub struct Task<'a> {
     pub residuals: Rows<'a>,
     /// Which neurons are active, all tokens.
     pub labels: &'a Labels,
+    /// Which of them add more to the output than the token's active neurons do on average.
+    pub large: &'a Labels,
     /// Neurons of the layer.
     pub neurons: usize,
     /// Tokens that train.
@@ -78,8 +80,13 @@ pub fn search(
         if let Some(&(_, cost)) = compared.iter().find(|&&(tried, _)| tried == rank) {
             return Ok(cost);
         }
-        let examples =
-            Examples { residuals: task.residuals, labels: task.labels, neurons: task.neurons, rows: &short };
+        let examples = Examples {
+            residuals: task.residuals,
+            labels: task.labels,
+            large: task.large,
+            neurons: task.neurons,
+            rows: &short,
+        };
         let mut told = |share: f64| progress((done + share * trial).min(3.0 * trial) / total);
         let predictor = train(&examples, rank, epochs, options.seed, cancel, &mut told)?;
         done += trial;
@@ -104,8 +111,13 @@ pub fn search(
             best = (next, share);
         }
     }
-    let examples =
-        Examples { residuals: task.residuals, labels: task.labels, neurons: task.neurons, rows: task.train };
+    let examples = Examples {
+        residuals: task.residuals,
+        labels: task.labels,
+        large: task.large,
+        neurons: task.neurons,
+        rows: task.train,
+    };
     let mut told = |share: f64| progress((3.0 * trial + share * whole) / total);
     let predictor = train(&examples, best.0, options.epochs, options.seed, cancel, &mut told)?;
     let (fc1, fc2, mut stored) = predictor.encoded()?;

@@ -9,9 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Tokens of a step.
 const BATCH: usize = 128;
 /// Of the first step; it falls along half a cosine to a twentieth.
-const RATE: f32 = 3e-3;
-/// Missing an active neuron is this much worse than computing one in vain; with it, scores from 0 on find nearly all.
-const MISSED: f32 = 4.0;
+const RATE: f32 = 0.01;
+/// Steps over which the rate rises to that.
+const RISE: usize = 60;
+/// Missing an active neuron is this much worse than computing one in vain, and this much where it adds more to the output
+/// than the token's active neurons do on average.
+const MISSED: f32 = 2.0;
+const MISSED_LARGE: f32 = 8.0;
 /// How slowly the means of gradients and of their squares follow.
 const FIRST: f32 = 0.9;
 const SECOND: f32 = 0.999;
@@ -20,6 +24,8 @@ const SECOND: f32 = 0.999;
 pub(super) struct Examples<'a> {
     pub(super) residuals: Rows<'a>,
     pub(super) labels: &'a Labels,
+    /// Those that add more than the token's active neurons do on average.
+    pub(super) large: &'a Labels,
     pub(super) neurons: usize,
     /// Tokens.
     pub(super) rows: &'a [usize],
@@ -31,25 +37,33 @@ fn column_scales(examples: &Examples<'_>) -> Vec<f32> {
     let mut squares = vec![0.0f64; width];
     let mut row = vec![0.0; width];
     let step = examples.rows.len().div_ceil(2048).max(1);
-    let mut count = 0.0;
+    let mut count = 0.0f64;
     for &at in examples.rows.iter().step_by(step) {
         examples.residuals.read(at, &mut row);
-        normalise(&mut row, None);
-        squares.iter_mut().zip(&row).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));
+        let size = root_mean_square(&row);
+        squares.iter_mut().zip(&row).for_each(|(sum, &x)| *sum += (f64::from(x) / size).powi(2));
         count += 1.0;
     }
     // Elements that hardly ever move are not blown up beyond reason.
-    squares.iter().map(|sum| (1.0 / (sum / f64::max(count, 1.0)).sqrt().max(1e-3)) as f32).collect()
+    squares.iter().map(|sum| (1.0 / (sum / count.max(1.0)).sqrt().max(1e-3)) as f32).collect()
 }
 
-/// To a root mean square of 1, then each element by its scale.
-fn normalise(row: &mut [f32], scales: Option<&[f32]>) {
+/// The median of the residuals' root mean squares.
+fn typical(examples: &Examples<'_>) -> f64 {
+    let mut row = vec![0.0; examples.residuals.width()];
+    let step = examples.rows.len().div_ceil(2048).max(1);
+    let size = |&at: &usize| {
+        examples.residuals.read(at, &mut row);
+        root_mean_square(&row)
+    };
+    let mut sizes: Vec<f64> = examples.rows.iter().step_by(step).map(size).collect();
+    sizes.sort_unstable_by(f64::total_cmp);
+    sizes.get(sizes.len() / 2).copied().unwrap_or(1.0)
+}
+
+fn root_mean_square(row: &[f32]) -> f64 {
     let square: f64 = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-    let scale = (1.0 / (square / row.len().max(1) as f64).sqrt().max(1e-12)) as f32;
-    match scales {
-        None => row.iter_mut().for_each(|x| *x *= scale),
-        Some(scales) => row.iter_mut().zip(scales).for_each(|(x, s)| *x *= scale * s),
-    }
+    (square / row.len().max(1) as f64).sqrt().max(1e-12)
 }
 
 /// Weights and what Adam knows of them.
@@ -93,6 +107,7 @@ pub(super) fn train(
 ) -> Result<Predictor> {
     let (width, neurons) = (examples.residuals.width(), examples.neurons);
     let scales = column_scales(examples);
+    let typical = typical(examples);
     let mut random = Random::new(seed);
     let mut fc1 = Weights::random(rank * width, width, &mut random);
     let mut fc2 = Weights::random(neurons * rank, rank, &mut random);
@@ -108,14 +123,18 @@ pub(super) fn train(
             }
             let tokens = batch.len();
             examples.residuals.gather(batch.iter().copied(), &mut input);
-            input.chunks_exact_mut(width).for_each(|row| normalise(row, Some(&scales)));
+            for row in input.chunks_exact_mut(width) {
+                // One scale for all, as when the predictor is used; tokens of unusual size do not count for more.
+                let scale = (1.0 / typical.max(root_mean_square(row) / 2.0)) as f32;
+                row.iter_mut().zip(&scales).for_each(|(x, s)| *x *= scale * s);
+            }
             inner.resize(tokens * rank, 0.0);
             product::by_rows(&input, &fc1.values, width, &mut inner)?;
             inner.iter_mut().for_each(|x| *x = x.max(0.0));
             scores.resize(tokens * neurons, 0.0);
             product::by_rows(&inner, &fc2.values, rank, &mut scores)?;
             for (row, &at) in scores.chunks_exact_mut(neurons).zip(batch) {
-                derive(row, examples.labels.row(at), 1.0 / tokens as f32);
+                derive(row, examples.labels.row(at), examples.large.row(at), 1.0 / tokens as f32);
             }
             product::of_columns(&scores, &inner, tokens, &mut fc2.gradient)?;
             back.resize(tokens * rank, 0.0);
@@ -124,7 +143,8 @@ pub(super) fn train(
             product::of_columns(&back, &input, tokens, &mut fc1.gradient)?;
             powers = (powers.0 * FIRST, powers.1 * SECOND);
             let share = done as f32 / steps as f32;
-            let rate = RATE * (0.05 + 0.95 * 0.5 * (1.0 + (std::f32::consts::PI * share).cos()));
+            let risen = ((done + 1) as f32 / RISE as f32).min(1.0);
+            let rate = RATE * risen * (0.05 + 0.95 * 0.5 * (1.0 + (std::f32::consts::PI * share).cos()));
             let corrections = (1.0 - powers.0, 1.0 - powers.1);
             fc1.step(rate, corrections);
             fc2.step(rate, corrections);
@@ -143,15 +163,17 @@ pub(super) fn train(
 }
 
 /// Scores to the loss's derivative by them.
-fn derive(scores: &mut [f32], labels: &[u64], share: f32) {
-    for (scores, &word) in scores.chunks_mut(64).zip(labels) {
+fn derive(scores: &mut [f32], labels: &[u64], large: &[u64], share: f32) {
+    for ((scores, &word), &large) in scores.chunks_mut(64).zip(labels).zip(large) {
         for (at, score) in scores.iter_mut().enumerate() {
-            let on = (word >> at & 1) as f32;
+            let bit = |word: u64| (word >> at & 1) as f32;
+            let on = bit(word);
             // The logistic function by a quotient of polynomials, within 0.03: a direction is all that is wanted.
             let half = (0.5 * *score).clamp(-3.0, 3.0);
             let square = half * half;
             let likely = 0.5 + 0.5 * half * (27.0 + square) / (27.0 + 9.0 * square);
-            *score = share * (likely - on) * (1.0 + (MISSED - 1.0) * on);
+            let weight = 1.0 + (MISSED - 1.0) * on + (MISSED_LARGE - MISSED) * bit(large);
+            *score = share * (likely - on) * weight;
         }
     }
 }
@@ -184,7 +206,7 @@ mod tests {
         inputs.chunks_exact(width).for_each(|row| encode(row, &mut bytes));
         let residuals = Rows::new(&bytes, width, row_bytes(width), 0);
         let rows: Vec<usize> = (0..2500).collect();
-        let examples = Examples { residuals, labels: &labels, neurons, rows: &rows };
+        let examples = Examples { residuals, labels: &labels, large: &labels, neurons, rows: &rows };
         let cancel = AtomicBool::new(false);
         let train = || train(&examples, 32, 20, 9, &cancel, &mut |_| {}).unwrap();
         let predictor = train();
