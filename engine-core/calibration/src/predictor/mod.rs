@@ -33,7 +33,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { missed: 0.01, recall: 0.96, epochs: 8, most_rank: 512, seed: 1 }
+        Options { missed: 0.01, recall: 0.96, epochs: 6, most_rank: 512, seed: 1 }
     }
 }
 

@@ -50,9 +50,9 @@ pub(crate) struct PrepareArgs {
     /// Text to profile with, repeated: a text file (lines `<|endoftext|>` divide texts), or .jsonl with a `text` per line.
     #[arg(long = "corpus", value_name = "FILE", required = true)]
     pub(crate) corpora: Vec<PathBuf>,
-    /// Tokens to profile with, out of all files evenly; more are left out.
-    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) tokens: u64,
+    /// Tokens to profile with, out of all files evenly; more are left out. 20000, or 60000 where predictors are trained.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) tokens: Option<u64>,
     /// GGUF file to write.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
@@ -84,7 +84,7 @@ pub(crate) struct PrepareArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.96, value_parser = share)]
     pub(crate) predictor_recall: f64,
     /// How often a predictor is trained on each token.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) predictor_epochs: u32,
     /// Largest rank of a trained predictor.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(32..=8192))]

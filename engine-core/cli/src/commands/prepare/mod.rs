@@ -30,6 +30,9 @@ use std::process::ExitCode;
 
 /// Tokens that source and result are compared on.
 const COMPARED: usize = 128;
+/// Tokens that are profiled where nobody says how many, and those that predictors are trained on.
+const PROFILED: u64 = 20_000;
+const TRAINED: u64 = 60_000;
 /// Changes where recordings or results of older programs no longer serve.
 const VERSION: &str = "1";
 
@@ -55,7 +58,8 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
     for path in &args.corpora {
         texts.push(corpus::texts_of(&running, path)?);
     }
-    let chosen = corpus::choose(texts, args.tokens as usize, running.engine.context() as usize);
+    let wanted = args.tokens.unwrap_or(if trains { TRAINED } else { PROFILED });
+    let chosen = corpus::choose(texts, wanted as usize, running.engine.context() as usize);
     let total: usize = chosen.iter().map(Vec::len).sum();
     if total == 0 {
         return Err(anyhow!("the texts have no tokens")).hint("--corpus FILE with text");
