@@ -14,7 +14,7 @@ mod score;
 pub(crate) use activity::ActivityArgs;
 pub(crate) use convert::{ConvertArgs, QuantizeArgs, WritingArgs};
 pub(crate) use perplexity::PerplexityArgs;
-pub(crate) use prepare::PrepareArgs;
+pub(crate) use prepare::{PlanesChoice, PredictorChoice, PrepareArgs};
 pub(crate) use score::ScoreArgs;
 
 const AFTER_HELP: &str = "\

@@ -29,8 +29,18 @@ impl Bar {
 
     /// The same for tokens.
     pub(crate) fn of_tokens(tokens: u64, quiet: bool) -> Bar {
-        const LOOK: &str = "{bar:30} {pos}/{len} tokens {per_sec} {eta} {wide_msg}";
+        const LOOK: &str = "{bar:30} {pos}/{len} tokens {per_sec} {eta} left {wide_msg}";
         let bar = Bar::start(tokens, quiet);
+        if let (Some(bar), Ok(look)) = (&bar.0, ProgressStyle::with_template(LOOK)) {
+            bar.set_style(look);
+        }
+        bar
+    }
+
+    /// The same for parts that have no name: a share and the time left.
+    pub(crate) fn of_parts(parts: u64, quiet: bool) -> Bar {
+        const LOOK: &str = "{bar:30} {percent}% {eta} left {wide_msg}";
+        let bar = Bar::start(parts, quiet);
         if let (Some(bar), Ok(look)) = (&bar.0, ProgressStyle::with_template(LOOK)) {
             bar.set_style(look);
         }

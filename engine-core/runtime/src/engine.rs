@@ -2,6 +2,7 @@
 
 use crate::conversions::Conversions;
 use crate::graph::{Graph, body, head, observed, step};
+use crate::observe::Wanted;
 use crate::options::EngineOptions;
 use crate::planning::{Graphs, Planned};
 use crate::profile::Sizes;
@@ -275,8 +276,8 @@ impl Engine {
         Ok(Arc::clone(score.insert(Arc::new(Prepared { executable, graph }))))
     }
 
-    /// A body that gives the host every neuron.
-    pub(crate) fn observed_list(&self) -> Result<Prepared> {
+    /// A body that gives the host what is wanted of every layer.
+    pub(crate) fn observed_list(&self, wanted: Wanted) -> Result<Prepared> {
         let inner = &*self.inner;
         let graphs = Graphs {
             model: &inner.model,
@@ -286,12 +287,12 @@ impl Engine {
             backend: &inner.backend,
             conversions: &inner.conversions,
         };
-        let graph = observed(graphs.options(), &inner.weights.places, inner.options.batch)?;
+        let graph = observed(graphs.options(), &inner.weights.places, inner.options.batch, wanted)?;
         if let Some(denied) = denied(&*inner.backend, &graph.list).first() {
             return Err(denied.error(&inner.device));
         }
         let executable = Executable::prepare(&inner.backend, &graph.list)
-            .map_err(RuntimeError::device(&inner.device, "preparing to observe neurons"))?;
+            .map_err(RuntimeError::device(&inner.device, "preparing to observe layers"))?;
         Ok(Prepared { executable, graph })
     }
 

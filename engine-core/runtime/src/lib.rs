@@ -16,7 +16,6 @@
 
 #![deny(unsafe_code)] // allowed in `host_binding`, the one place that passes host memory to devices
 
-pub mod activity;
 pub mod bench;
 pub mod check;
 mod conversions;
@@ -51,7 +50,7 @@ mod weights;
 pub use engine::{Engine, Placement, Stack};
 pub use error::RuntimeError;
 pub use generate::{FinishReason, GenerateOptions, Generation, Timings, generate};
-pub use observe::Observer;
+pub use observe::{Observed, Observer, Wanted};
 pub use options::{Activations, EngineOptions, SparsityChoice};
 pub use planning::describe;
 pub use sampling::{Sampler, SamplingOptions};

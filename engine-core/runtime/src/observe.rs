@@ -1,6 +1,8 @@
-//! Runs texts and looks at every neuron of every layer: what profiling is made from.
+//! Runs texts and looks at every layer's network: what goes in, what a predictor is given, what every neuron does. What
+//! profiling, calibration and training are made from.
 
 use crate::engine::Prepared;
+use crate::graph::Kind;
 use crate::host_binding::Submission;
 use crate::resource::DeviceBuffer;
 use crate::session::{layers, position_rows};
@@ -8,7 +10,30 @@ use crate::{Engine, Result, RuntimeError};
 use engine_core::HostMemory;
 use engine_core::backend::BufferUse;
 
-/// A sequence at a time through the layers of a model, dense, with each neuron's `h` given to the caller.
+/// What is seen of one layer and one batch: rows of a token each, one behind the other. Empty where it was not asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    /// What the network is given, behind its norm: `n_embd` per token.
+    pub input: &'a [f32],
+    /// What a predictor is given, a residual before any norm: `n_embd` per token. The one after attention, or, where
+    /// the layer is parallel or the model says so, the one that enters the layer.
+    pub residual: &'a [f32],
+    /// Every neuron's `h`, 0 where it is off: `n_ff` per token.
+    pub hidden: &'a [f32],
+}
+
+/// What an observer is to give.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// [`Observed::input`].
+    pub input: bool,
+    /// [`Observed::residual`].
+    pub residual: bool,
+    /// [`Observed::hidden`].
+    pub hidden: bool,
+}
+
+/// A sequence at a time through the layers of a model, dense, with what [`Wanted`] names given to the caller.
 ///
 /// It has a KV cache and lists of its own: sessions of the engine are not touched.
 pub struct Observer {
@@ -18,7 +43,8 @@ pub struct Observer {
     residual: DeviceBuffer,
     ids: HostMemory,
     positions: HostMemory,
-    hidden: Vec<HostMemory>,
+    /// One per entry of the graph's `observed`.
+    seen: Vec<HostMemory>,
     engine: Engine,
 }
 
@@ -27,7 +53,7 @@ impl Observer {
     ///
     /// # Errors
     /// Where a layer is a mixture of experts, and where the device has no memory or refuses the list.
-    pub fn new(engine: &Engine) -> Result<Observer> {
+    pub fn new(engine: &Engine, wanted: Wanted) -> Result<Observer> {
         let model = engine.model();
         if let Some(layer) = model.layers.iter().position(|layer| layer.ffn.experts.is_some()) {
             return Err(RuntimeError::Model {
@@ -36,7 +62,7 @@ impl Observer {
                 advice: "models with one network per layer are".into(),
             });
         }
-        let list = engine.observed_list()?;
+        let list = engine.observed_list(wanted)?;
         let (backend, device) = (engine.backend(), engine.device());
         let allocate = |bytes, purpose, what: &str| {
             DeviceBuffer::allocate(backend, bytes, purpose).map_err(RuntimeError::device(device, what))
@@ -50,35 +76,42 @@ impl Observer {
             .map(|&slot| allocate(bytes(slot), BufferUse::KvCache, "allocating a KV cache"))
             .collect::<Result<_>>()?;
         let residual = list.graph.residual.map_or(0, bytes);
-        let hidden = list.graph.hidden.iter().map(|&(_, slot)| host(bytes(slot))).collect::<Result<_>>()?;
+        let seen = list.graph.observed.iter().map(|seen| host(bytes(seen.slot))).collect::<Result<_>>()?;
         Ok(Observer {
             caches,
             residual: allocate(residual, BufferUse::Activations, "allocating the residual")?,
             ids: host(batch * 4)?,
             positions: host(batch * 4)?,
-            hidden,
+            seen,
             list,
             engine: engine.clone(),
         })
     }
 
-    /// Runs `ids` as one sequence from position 0. For each batch and layer, `on_layer(layer, rows)` is given a row of
-    /// neurons per token, one behind the other: `h`, 0 for neurons that are off.
+    /// Runs `ids` as one sequence from position 0, and gives what was seen of each batch and layer to `on_layer`.
     ///
     /// # Errors
     /// For ids that the model does not have or that are more than the context, and where the device fails.
-    pub fn run(&mut self, ids: &[u32], on_layer: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+    pub fn run(&mut self, ids: &[u32], on_layer: &mut dyn FnMut(usize, Observed<'_>)) -> Result<()> {
         self.engine.check_ids(ids, 0)?;
         let mut past = 0u32;
-        let mut rows = Vec::new();
-        for batch in ids.chunks(self.engine.options().batch.max(1) as usize) {
+        let [mut input, mut residual, mut hidden] = [const { Vec::new() }; 3];
+        let engine = self.engine.clone();
+        for batch in ids.chunks(engine.options().batch.max(1) as usize) {
             self.submit(batch, past)?;
             past += batch.len() as u32; // at most the context
-            for (&(layer, _), memory) in self.list.graph.hidden.iter().zip(&self.hidden) {
-                let neurons = self.engine.model().layers[layer].ffn.n_ff;
-                rows.resize(batch.len() * neurons, 0.0f32);
-                memory.read(0, &mut rows).map_err(RuntimeError::device("host", "reading neurons"))?;
-                on_layer(layer, &rows);
+            let mut seen = self.list.graph.observed.iter().zip(&self.seen).peekable();
+            for (index, layer) in engine.model().layers.iter().enumerate() {
+                while let Some((what, memory)) = seen.next_if(|(what, _)| what.layer == index) {
+                    let (rows, width) = match what.kind {
+                        Kind::Input => (&mut input, engine.model().n_embd),
+                        Kind::Residual => (&mut residual, engine.model().n_embd),
+                        Kind::Hidden => (&mut hidden, layer.ffn.n_ff),
+                    };
+                    rows.resize(batch.len() * width, 0.0f32);
+                    memory.read(0, rows).map_err(RuntimeError::device("host", "reading what is observed"))?;
+                }
+                on_layer(index, Observed { input: &input, residual: &residual, hidden: &hidden });
             }
         }
         Ok(())
@@ -96,7 +129,7 @@ impl Observer {
         submission.device.extend(graph.residual.map(|slot| (slot, self.residual.at(0))));
         submission.host.extend(graph.ids.map(|slot| (slot, &mut self.ids)));
         submission.host.extend(graph.positions.map(|slot| (slot, &mut self.positions)));
-        submission.host.extend(graph.hidden.iter().map(|&(_, slot)| slot).zip(&mut self.hidden));
+        submission.host.extend(graph.observed.iter().map(|seen| seen.slot).zip(&mut self.seen));
         Submission::run(submission, &**engine.backend(), self.list.executable.id())
             .map_err(RuntimeError::device(engine.device(), "observing neurons"))
     }

@@ -8,6 +8,7 @@
 
 mod keys;
 mod neurons;
+mod original;
 mod predictors;
 mod source;
 mod tensors;
@@ -23,7 +24,7 @@ use crate::gguf::writer::Row;
 use crate::gguf::{Container, GgufFile, Value};
 use crate::model::ModelDescription;
 use crate::{FormatError, Result};
-pub use neurons::Neurons;
+pub use neurons::{Neurons, Planes, Predictor, hash_of};
 pub(crate) use source::{Data, Order, Source};
 pub use types::Types;
 pub use write::{check_target, partial_path};
@@ -43,6 +44,8 @@ pub struct Options {
     pub neurons: Option<Vec<Neurons>>,
     /// Leaves predictors out, which other programs than this one and PowerInfer do not know.
     pub without_predictors: bool,
+    /// Keys to be set, whatever the model says.
+    pub keys: Vec<(String, Value)>,
 }
 
 /// How a file is written.
@@ -66,6 +69,17 @@ pub struct Output<'a> {
     complete: bool,
     /// What a person should be told, one sentence each.
     pub lines: Vec<String>,
+}
+
+/// A tensor's elements, encoded.
+#[derive(Clone, Debug)]
+pub struct Encoded {
+    /// How.
+    pub dtype: DType,
+    /// Innermost first.
+    pub dims: Vec<u64>,
+    /// Rows one behind the other.
+    pub bytes: Vec<u8>,
 }
 
 /// A tensor that is to be written.
@@ -114,14 +128,51 @@ impl Tensor<'_> {
     }
 }
 
+impl Output<'_> {
+    /// A tensor as it would be written, or with its elements in another type; `None` where there is none of that name.
+    ///
+    /// # Errors
+    /// Where its elements do not fit the type.
+    pub fn encoded(&self, name: &str, dtype: Option<DType>) -> Result<Option<Encoded>> {
+        let Some(tensor) = self.tensors.iter().find(|tensor| tensor.name == name) else { return Ok(None) };
+        let dtype = dtype.unwrap_or(tensor.dtype);
+        let failed = |error: FormatError| FormatError::Tensor {
+            path: self.inputs.first().cloned().unwrap_or_default(),
+            tensor: name.to_owned(),
+            problem: format!("cannot be stored as {dtype}: {error}"),
+        };
+        let mut bytes = Vec::new();
+        for portion in tensor.portions() {
+            bytes.extend(tensor.source.read(portion, tensor.row_elements(), dtype).map_err(failed)?);
+        }
+        Ok(Some(Encoded { dtype, dims: tensor.dims.clone(), bytes }))
+    }
+}
+
 /// Decides what is written of the model in `file`.
 ///
 /// # Errors
 /// Where the model has what GGUF has no place for, or a type that is not read here; names tensor or key.
 pub fn plan<'a>(file: &'a GgufFile, options: &Options) -> Result<Output<'a>> {
+    plan_from(file, None, options)
+}
+
+/// [`plan`], with the feed-forward networks' matrices taken from `original`, the model that `file` was quantised from;
+/// types stay those of `file`.
+///
+/// # Errors
+/// As [`plan`], and where `original` is another model.
+pub fn plan_from<'a>(
+    file: &'a GgufFile,
+    original: Option<&'a GgufFile>,
+    options: &Options,
+) -> Result<Output<'a>> {
     let mut lines = Vec::new();
     let complete = file.container() == Container::Safetensors || ModelDescription::describe(file).is_ok();
     let mut tensors = tensors::collect(file, options, &mut lines)?;
+    if let Some(original) = original {
+        original::take(file, original, &mut tensors)?;
+    }
     let mut metadata = keys::collect(file, options, &mut lines)?;
     if let Some(folder) = &options.predictors {
         predictors::add(folder, file, &mut tensors, &mut metadata, &mut lines)?;
@@ -134,6 +185,9 @@ pub fn plan<'a>(file: &'a GgufFile, options: &Options) -> Result<Output<'a>> {
         Some(entry) => entry.1 = value,
         None => metadata.push((key.to_owned(), value)),
     };
+    for (key, value) in &options.keys {
+        set(key, value.clone());
+    }
     if let Some(file_type) = file_type {
         set("general.file_type", Value::U32(file_type));
     }
@@ -144,7 +198,11 @@ pub fn plan<'a>(file: &'a GgufFile, options: &Options) -> Result<Output<'a>> {
         container: Container::Gguf,
         metadata,
         tensors,
-        inputs: file.files().map(Path::to_path_buf).collect(),
+        inputs: file
+            .files()
+            .chain(original.into_iter().flat_map(GgufFile::files))
+            .map(Path::to_path_buf)
+            .collect(),
         complete,
         lines,
     })

@@ -1,7 +1,9 @@
 //! Prepared models: the neurons of each layer in a new order, down with a row per neuron, measured frequencies beside.
 //!
 //! Neurons of a network can be put into any order without changing what it computes; sorted by how often they are active,
-//! placements become ranges. What is written stays a valid GGUF file.
+//! placements become ranges. Gate and up may be stored in bit planes ([`crate::quantise::planes`]): then
+//! `blk.N.ffn_gate_high.weight` (Q4_0) and `blk.N.ffn_gate_low.weight` (I8) stand instead of `blk.N.ffn_gate.weight`, with
+//! what a margin needs beside them. What is written stays a valid GGUF file.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -9,6 +11,7 @@ use std::sync::Arc;
 use engine_core::DType;
 use sha2::{Digest, Sha256};
 
+use super::source::Plane;
 use super::types::fitting;
 use super::{Data, Order, Source, Tensor};
 use crate::gguf::{Array, GgufFile, Value};
@@ -19,13 +22,39 @@ const VERSION: u32 = 1;
 /// Rows of neurons are read from disk one by one, and pages are of this size.
 const ALIGNMENT: u32 = 4096;
 
-/// What was measured of one layer.
-#[derive(Clone, Debug, PartialEq)]
+/// What was measured of one layer, and what is to be stored of it.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Neurons {
     /// Of the neurons as stored, in the order in which they are to be: each number from 0 on once.
     pub order: Vec<u32>,
     /// How often each is active, as a share of the tokens; in the new order.
     pub frequency: Vec<f32>,
+    /// Stores gate, or gate and up, in bit planes.
+    pub planes: Option<Planes>,
+    /// A predictor to be stored, instead of one that the model has.
+    pub predictor: Option<Predictor>,
+}
+
+/// What is stored beside bit planes; everything in the new order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Planes {
+    /// Standard deviation of what gate's high plane leaves out, by the length of the input.
+    pub gate_deviation: Vec<f32>,
+    /// The same for up; `None` leaves up whole.
+    pub up_deviation: Option<Vec<f32>>,
+    /// Length of each neuron's row of down.
+    pub down_norm: Vec<f32>,
+}
+
+/// A low-rank predictor.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Predictor {
+    /// Rows of fc1, a multiple of 32.
+    pub rank: u64,
+    /// `[rank x n_embd]` in F16.
+    pub fc1: Vec<u8>,
+    /// `[n_ff x rank]` in Q8_0, neurons as they are stored in the source.
+    pub fc2: Vec<u8>,
 }
 
 /// Changes tensors and keys of a whole model, one entry of `layers` for each of its layers.
@@ -47,6 +76,10 @@ pub(super) fn sort(
             order.iter().all(|&at| seen.get_mut(at as usize).is_some_and(|s| !std::mem::replace(s, true)));
         if !each_once || layer.frequency.len() != order.len() {
             return Err(refused(file, format!("an order of layer {index} that is no permutation")));
+        }
+        if layer.predictor.is_some() {
+            let own = |name: &str| name.strip_prefix(&first).is_some_and(|part| part.starts_with("fc"));
+            tensors.retain(|tensor| !own(&tensor.name));
         }
         let mut downs = 0;
         for tensor in tensors.iter_mut().filter(|tensor| tensor.name.starts_with(&first)) {
@@ -71,11 +104,24 @@ pub(super) fn sort(
         if downs != 1 {
             return Err(refused(file, format!("layer {index}, which has not one matrix `ffn_down`")));
         }
+        let mut added = vec![vector(format!("{first}ffn_frequency"), &layer.frequency)];
+        if let Some(planes) = &layer.planes {
+            in_planes(file, tensors, &format!("{first}ffn_gate"), (count, &planes.gate_deviation))?;
+            added.push(vector(format!("{first}ffn_gate_deviation"), &planes.gate_deviation));
+            if let Some(deviation) = &planes.up_deviation {
+                in_planes(file, tensors, &format!("{first}ffn_up"), (count, deviation))?;
+                added.push(vector(format!("{first}ffn_up_deviation"), deviation));
+            }
+            if planes.down_norm.len() as u64 != count {
+                return Err(refused(file, format!("lengths of rows of down that layer {index} has not")));
+            }
+            added.push(vector(format!("{first}ffn_down_norm"), &planes.down_norm));
+        }
+        if let Some(predictor) = &layer.predictor {
+            added.extend(predictor_of(file, tensors, &first, predictor, &order)?);
+        }
         let end = tensors.iter().rposition(|tensor| tensor.name.starts_with(&first)).map_or(0, |at| at + 1);
-        let bytes = layer.frequency.iter().flat_map(|f| f.to_le_bytes()).collect();
-        let source = Source::as_stored(Data::Owned(bytes), DType::F32, count);
-        let name = format!("{first}ffn_frequency");
-        tensors.insert(end, Tensor { name, dtype: DType::F32, dims: vec![count], source });
+        tensors.splice(end..end, added);
     }
     let mut set = |key: String, value: Value| match metadata.iter_mut().find(|entry| entry.0 == key) {
         Some(entry) => entry.1 = value,
@@ -89,6 +135,79 @@ pub(super) fn sort(
         set(format!("thermocline.permutation.{index}"), Value::Array(Array::U32(layer.order.clone())));
     }
     Ok(())
+}
+
+fn vector<'a>(name: String, values: &[f32]) -> Tensor<'a> {
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let count = values.len() as u64;
+    let source = Source::as_stored(Data::Owned(bytes), DType::F32, count);
+    Tensor { name, dtype: DType::F32, dims: vec![count], source }
+}
+
+/// Two planes instead of the matrix `name`, whose rows are in order already.
+fn in_planes(
+    file: &GgufFile,
+    tensors: &mut Vec<Tensor<'_>>,
+    name: &str,
+    (count, deviation): (u64, &[f32]),
+) -> Result<()> {
+    let whole = format!("{name}.weight");
+    let Some(at) = tensors.iter().position(|tensor| tensor.name == whole) else {
+        return Err(refused(file, format!("`{whole}` in bit planes, which the model has not")));
+    };
+    let width = tensors[at].row_elements();
+    if DType::Q8_0.row_bytes(width).is_none() {
+        let what = format!("`{whole}` in bit planes: rows of {width} are no whole number of blocks of 32");
+        return Err(refused(file, what));
+    }
+    if deviation.len() as u64 != count {
+        return Err(refused(file, format!("`{whole}` in bit planes without a deviation for each neuron")));
+    }
+    let mut high = tensors.remove(at);
+    let source = &high.source;
+    let pieces = source.pieces.iter().map(Data::again).collect();
+    let order = source.order.clone();
+    let low = Source { pieces, order, plane: Some(Plane::Low), ..*source };
+    let dims = vec![width / 2, count];
+    let low = Tensor { name: format!("{name}_low.weight"), dtype: DType::I8, dims, source: low };
+    high.name = format!("{name}_high.weight");
+    high.dtype = DType::Q4_0;
+    high.source.plane = Some(Plane::High);
+    tensors.splice(at..at, [high, low]);
+    Ok(())
+}
+
+/// The two tensors of a predictor that was trained.
+fn predictor_of<'a>(
+    file: &GgufFile,
+    tensors: &[Tensor<'_>],
+    first: &str,
+    predictor: &Predictor,
+    order: &Arc<[u32]>,
+) -> Result<[Tensor<'a>; 2]> {
+    let (rank, count) = (predictor.rank, order.len() as u64);
+    let up = format!("{first}ffn_up.");
+    let up = tensors.iter().find(|tensor| {
+        tensor.name.starts_with(&up) || tensor.name.starts_with(&format!("{first}ffn_up_high"))
+    });
+    let width = up.map_or(0, Tensor::row_elements);
+    let wanted =
+        |dtype: DType, row: u64, rows: u64| dtype.row_bytes(row).and_then(|bytes| bytes.checked_mul(rows));
+    if wanted(DType::F16, width, rank) != Some(predictor.fc1.len() as u64)
+        || wanted(DType::Q8_0, rank, count) != Some(predictor.fc2.len() as u64)
+    {
+        return Err(refused(file, format!("a predictor of `{first}` whose sizes are not the layer's")));
+    }
+    let fc1 = Source::as_stored(Data::Owned(predictor.fc1.clone()), DType::F16, width);
+    let mut fc2 = Source::as_stored(Data::Owned(predictor.fc2.clone()), DType::Q8_0, rank);
+    fc2.order = Order::Listed(order.clone());
+    let tensor = |part: &str, dims, source: Source<'a>| Tensor {
+        name: format!("{first}{part}.weight"),
+        dtype: source.dtype,
+        dims,
+        source,
+    };
+    Ok([tensor("fc1", vec![width, rank], fc1), tensor("fc2", vec![rank, count], fc2)])
 }
 
 fn refused(file: &GgufFile, what: String) -> FormatError {
@@ -138,8 +257,11 @@ fn turn_down(file: &GgufFile, tensor: &mut Tensor<'_>, order: &Arc<[u32]>) -> Re
     Ok(())
 }
 
-/// SHA-256 over the model's files, in order.
-fn hash_of(file: &GgufFile) -> Result<String> {
+/// SHA-256 over the model's files, in order, as hexadecimal digits.
+///
+/// # Errors
+/// Where a file cannot be read.
+pub fn hash_of(file: &GgufFile) -> Result<String> {
     let mut hash = Sha256::new();
     for path in file.files() {
         let failed = |source| FormatError::Io { path: path.to_path_buf(), operation: "read", source };

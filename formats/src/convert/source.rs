@@ -7,6 +7,7 @@ use engine_core::DType;
 
 use crate::Result;
 use crate::gguf::mapping::Bytes;
+use crate::quantise::planes::split_q8_0;
 use crate::quantise::{dequantise, quantise};
 
 /// A tensor's bytes: of the model's files, of another file that is kept open, or made here.
@@ -15,6 +16,17 @@ pub(crate) enum Data<'a> {
     Borrowed(&'a [u8]),
     Shared(Arc<Bytes>, Range<usize>),
     Owned(Vec<u8>),
+}
+
+impl Data<'_> {
+    /// The same bytes once more.
+    pub(crate) fn again(&self) -> Self {
+        match self {
+            Data::Borrowed(bytes) => Data::Borrowed(bytes),
+            Data::Shared(bytes, range) => Data::Shared(bytes.clone(), range.clone()),
+            Data::Owned(bytes) => Data::Owned(bytes.clone()),
+        }
+    }
 }
 
 impl Deref for Data<'_> {
@@ -62,6 +74,17 @@ pub(crate) struct Source<'a> {
     pub(crate) add: f32,
     /// Multiplies it then.
     pub(crate) times: f32,
+    /// Only one bit plane of the elements as Q8_0.
+    pub(crate) plane: Option<Plane>,
+}
+
+/// A bit plane of a matrix as Q8_0 ([`crate::quantise::planes`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Plane {
+    /// Q4_0, as many elements as the matrix has.
+    High,
+    /// I8, two elements of the matrix in each.
+    Low,
 }
 
 /// Ranges of elements begin and end at multiples of this, or at the end: the largest block of any type.
@@ -71,7 +94,7 @@ const AT_A_TIME: u64 = 1 << 20;
 
 impl<'a> Source<'a> {
     pub(crate) fn as_stored(bytes: Data<'a>, dtype: DType, row: u64) -> Source<'a> {
-        Source { pieces: vec![bytes], dtype, row, order: Order::AsStored, add: 0.0, times: 1.0 }
+        Source { pieces: vec![bytes], dtype, row, order: Order::AsStored, add: 0.0, times: 1.0, plane: None }
     }
 
     /// Ranges of `elements` elements in rows of `row`, each small enough to be converted at once.
@@ -86,6 +109,18 @@ impl<'a> Source<'a> {
 
     /// The elements of one of [`Source::portions`], stored as `dtype`; `row` is the written row's length.
     pub(crate) fn read(&self, portion: Range<u64>, row: u64, dtype: DType) -> Result<Vec<u8>> {
+        match self.plane {
+            None => self.read_whole(portion, row, dtype),
+            Some(Plane::High) => Ok(split_q8_0(&self.read_whole(portion, row, DType::Q8_0)?)?.0),
+            Some(Plane::Low) => {
+                let portion = portion.start * 2..portion.end * 2;
+                Ok(split_q8_0(&self.read_whole(portion, row * 2, DType::Q8_0)?)?.1)
+            }
+        }
+    }
+
+    /// Elements of the matrix itself, whatever plane is to be written.
+    fn read_whole(&self, portion: Range<u64>, row: u64, dtype: DType) -> Result<Vec<u8>> {
         let unchanged = dtype == self.dtype && self.add == 0.0 && self.times == 1.0;
         if unchanged && self.order == Order::AsStored {
             let mut out = Vec::new();
@@ -263,6 +298,7 @@ mod tests {
         let count = 2 * AT_A_TIME / 3 + 256; // a portion ends inside a piece
         let count = count / 256 * 256;
         let source = Source {
+            plane: None,
             pieces: vec![floats(count), floats(count), floats(count)],
             dtype: DType::F32,
             row: 256,

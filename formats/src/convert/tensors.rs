@@ -246,7 +246,8 @@ fn stack<'a>(file: &'a GgufFile, name: &str, mut experts: Vec<(u32, &TensorInfo)
     dims.push(experts.len() as u64);
     let pieces = experts.iter().map(|(_, info)| Data::Borrowed(file.tensor_bytes(info))).collect();
     let row = first.row_elements();
-    let source = Source { pieces, dtype: first.dtype, row, order: Order::AsStored, add: 0.0, times: 1.0 };
+    let (dtype, order) = (first.dtype, Order::AsStored);
+    let source = Source { pieces, dtype, row, order, add: 0.0, times: 1.0, plane: None };
     Ok(Tensor { name: name.to_owned(), dtype: first.dtype, dims, source })
 }
 

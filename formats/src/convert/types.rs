@@ -55,6 +55,9 @@ pub(super) fn choose(
     let mut again: BTreeMap<DType, usize> = BTreeMap::new();
     for tensor in tensors.iter_mut() {
         let stored = tensor.source.dtype;
+        if tensor.source.plane.is_some() {
+            continue; // its type is its layout
+        }
         let part = part(tensor, tied);
         let Some(wanted) = wanted(types, part, stored, safetensors) else {
             continue;

@@ -5,6 +5,7 @@
 
 mod legacy;
 mod nonlinear;
+pub mod planes;
 mod search;
 mod superblock;
 

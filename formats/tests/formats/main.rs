@@ -12,6 +12,7 @@ mod mutated;
 mod overrides;
 mod pickle;
 mod pieces;
+mod prepared;
 mod safetensors;
 mod sample;
 mod split;

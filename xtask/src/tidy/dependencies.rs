@@ -33,6 +33,8 @@ const RULES: &[Rule] = &[
         may_name: &["engine-core", "formats"],
         tests_may_name: &["engine-loader", "synthetic-models"],
     },
+    // Arithmetic on weights and on what was observed: no device, no runtime.
+    Rule { folder: "engine-core/calibration", may_name: &["engine-core", "formats"], tests_may_name: &[] },
     Rule {
         folder: "engine-core/cli",
         may_name: &[
@@ -41,6 +43,7 @@ const RULES: &[Rule] = &[
             "engine-plugin",
             "engine-loader",
             "engine-runtime",
+            "calibration",
             "formats",
             "conformance",
             "compute-cpu",

@@ -5,8 +5,8 @@ use crate::model::Running;
 use crate::settings::Settings;
 use crate::{output, prompt};
 use anyhow::{Context, Result, bail};
-use engine_runtime::Observer;
-use engine_runtime::activity::{BATCHES, HOTTEST, LayerActivity, observe};
+use calibration::activity::{BATCHES, HOTTEST, LayerActivity};
+use engine_runtime::{Observer, Wanted};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -57,9 +57,14 @@ fn observed(running: &Running, ids: &[u32]) -> Result<Vec<Row>> {
     let zero_below: Vec<bool> = layers.iter().map(|layer| layer.ffn.activation.is_sparse()).collect();
     let mut found: Vec<LayerActivity> =
         layers.iter().map(|layer| LayerActivity::new(layer.ffn.n_ff)).collect();
-    let mut observer = Observer::new(&running.engine)?;
+    let mut observer = Observer::new(&running.engine, Wanted { hidden: true, ..Wanted::default() })?;
     for part in ids.chunks(running.engine.context().max(1) as usize) {
-        observe(&mut observer, &zero_below, &mut found, part)?;
+        found.iter_mut().for_each(LayerActivity::start);
+        observer.run(part, &mut |layer, seen| {
+            if let (Some(activity), Some(&zero_below)) = (found.get_mut(layer), zero_below.get(layer)) {
+                activity.see(seen.hidden, zero_below);
+            }
+        })?;
     }
     let row = |layer: LayerActivity| Row {
         active: layer.active(),

@@ -7,7 +7,7 @@ use crate::output;
 use crate::progress::Bar;
 use crate::settings::warn_of_threads;
 use anyhow::Result;
-use formats::convert::{Options, Types, WriteOptions, check_target, partial_path, plan};
+use formats::convert::{Options, Types, WriteOptions, check_target, partial_path, plan_from};
 use formats::{FormatError, GgufFile};
 use std::path::Path;
 use std::process::ExitCode;
@@ -52,9 +52,20 @@ fn write_model(
     write(global, (&file, target), options, (args.threads, args.force), &interrupt)
 }
 
-pub(super) fn write(
+fn write(
     global: &Global,
     (file, target): (&GgufFile, &Path),
+    options: &Options,
+    how: (u32, bool),
+    interrupt: &Interrupt,
+) -> Result<ExitCode> {
+    write_from(global, (file, None, target), options, how, interrupt)
+}
+
+/// Writes what [`plan_from`] plans.
+pub(super) fn write_from(
+    global: &Global,
+    (file, original, target): (&GgufFile, Option<&GgufFile>, &Path),
     options: &Options,
     (wanted, force): (u32, bool),
     interrupt: &Interrupt,
@@ -62,7 +73,7 @@ pub(super) fn write(
     let started = Instant::now();
     // Before the work of planning, so that the most common mistake is told at once.
     check_target(target, &file.files().collect::<Vec<_>>(), force)?;
-    let written = plan(file, options)?;
+    let written = plan_from(file, original, options)?;
     for line in &written.lines {
         tracing::info!("{line}");
     }

@@ -134,7 +134,7 @@ fn chunks(running: &Running, args: &PerplexityArgs) -> Result<Vec<Vec<u32>>> {
 
 /// Each text by itself, as far as the context reaches.
 fn texts(running: &Running, args: &PerplexityArgs) -> Result<Vec<Vec<u32>>> {
-    let mut texts = super::prepare::texts_of(running, &args.file)?;
+    let mut texts = super::prepare::corpus::texts_of(running, &args.file)?;
     texts.iter_mut().for_each(|ids| ids.truncate(running.engine.context() as usize));
     texts.retain(|ids| ids.len() > 1);
     texts.truncate(args.chunks.unwrap_or(u32::MAX) as usize);

@@ -9,6 +9,8 @@ pub(crate) fn tests() -> Vec<Test> {
     vec![
         ("prepare_sorts_neurons_and_changes_nothing", sorts),
         ("prepare_refuses_what_it_should", refuses),
+        ("prepare_calibrates_and_goes_on_where_it_stopped", goes_on),
+        ("prepare_trains_predictors", trains),
         ("perplexity_is_that_of_score", perplexity),
     ]
 }
@@ -72,6 +74,72 @@ fn refuses() {
     prepare(&model, &corpus, output).fails_with(&["--force"]);
     let again = folder.path().join("again.gguf");
     prepare(output, &corpus, again.to_str().unwrap()).fails_with(&["prepared already"]);
+    let planes =
+        ["prepare", "-m", &model, "--corpus", &corpus, "-o", again.to_str().unwrap(), "--source", &corpus];
+    run(&planes).fails_with(&["stories.txt"]);
+}
+
+/// Planes, margins and thresholds are in the file; a recording that is there is used, another one is not.
+fn goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, corpus) = (model(), corpus(folder.path()));
+    let output = folder.path().join("prepared.gguf");
+    let output = output.to_str().unwrap();
+    let prepare = |more: &[&str]| {
+        let base = ["prepare", "-m", &model, "--corpus", &corpus, "-o", output, "--json", "--force"];
+        run(&[&base[..], more].concat())
+    };
+    let first = prepare(&["--keep-profile"]);
+    let recorded = folder.path().join("prepared.gguf.profile/recording.json");
+    assert!(recorded.exists(), "{}", first.stderr);
+    let report = first.json();
+    let planes = &report["layers"][3]["bitplane"];
+    let level = &planes["levels"][0];
+    assert!(planes["margin"].as_f64().unwrap() >= 0.0 && level["threshold"] == 0.0, "{planes}");
+    assert!(level["missed_when_tuned"].as_f64().unwrap() <= 0.002, "{planes}");
+    let (kept, recall) = (level["kept"].as_f64().unwrap(), level["recall"].as_f64().unwrap());
+    assert!(kept < 0.5 && recall > 0.8 && level["cosine"].as_f64().unwrap() > 0.99, "{planes}");
+    let cats = report["layers"][3]["cats"].as_array().unwrap();
+    let thresholds: Vec<f64> = cats.iter().map(|level| level["threshold"].as_f64().unwrap()).collect();
+    assert!(thresholds.len() == 9 && thresholds.is_sorted(), "{thresholds:?}");
+    let file = GgufFile::open(output).unwrap();
+    assert!(
+        file.tensor("blk.0.ffn_gate_high.weight").is_some() && file.tensor("blk.0.ffn_up.weight").is_some()
+    );
+    let floats = |key: &str| file.metadata().floats(key).unwrap().unwrap().len();
+    assert_eq!((floats("thermocline.bitplane.deviations"), floats("thermocline.cats.threshold")), (8, 72));
+
+    // Other options, the same recording; the same options, the same results.
+    let second = prepare(&["--planes", "none", "--keep-profile"]);
+    assert!(second.stderr.contains("goes on behind"), "{}", second.stderr);
+    assert_eq!(second.json()["layers"][3]["bitplane"], serde_json::Value::Null);
+    assert!(GgufFile::open(output).unwrap().tensor("blk.0.ffn_gate.weight").is_some());
+    let third = prepare(&["--tokens", "50"]);
+    assert!(third.stderr.contains("made anew"), "{}", third.stderr);
+    assert_eq!(third.json()["tokens"], 50);
+    assert!(!recorded.exists(), "removed when all is written");
+}
+
+fn trains() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, corpus) = (model(), corpus(folder.path()));
+    let output = folder.path().join("prepared.gguf");
+    let output = output.to_str().unwrap();
+    let flags =
+        ["--predictors", "train", "--predictor-epochs", "2", "--predictor-rank", "32", "--planes", "none"];
+    let base = ["prepare", "-m", &model, "--corpus", &corpus, "-o", output, "--json"];
+    let report = run(&[&base[..], &flags].concat()).json();
+    let predictor = &report["layers"][0]["predictor"];
+    assert_eq!(predictor["rank"], 32, "{predictor}");
+    let file = GgufFile::open(output).unwrap();
+    let prepared = ModelDescription::describe(&file).unwrap();
+    for layer in &prepared.layers {
+        assert_eq!(layer.ffn.predictor.as_ref().unwrap().rank, 32);
+    }
+    assert_eq!(file.metadata().floats("thermocline.predictor.threshold").unwrap().unwrap().len(), 8);
+    let none = ["--predictors", "none", "--planes", "none", "--force", "--quiet"];
+    run(&[&base[..], &none].concat()).json();
+    assert!(ModelDescription::describe(&GgufFile::open(output).unwrap()).unwrap().prediction.is_none());
 }
 
 /// The mean of what `score` says of a chunk's second half.

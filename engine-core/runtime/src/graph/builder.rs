@@ -1,7 +1,8 @@
 //! Builds one list: slots by name, weights as constants, embedding and head.
 
-use super::{Graph, GraphOptions, Places, refused, residual_stride};
+use super::{Graph, GraphOptions, Kind, Places, Seen, refused, residual_stride};
 use crate::conversions::Use;
+use crate::observe::Wanted;
 use crate::weight::Weight;
 use crate::{Activations, Result, RuntimeError};
 use engine_core::operation::{
@@ -29,10 +30,10 @@ pub(super) struct Builder<'a> {
     pub(super) caches: Vec<SlotId>,
     pub(super) active: Vec<(usize, SlotId)>,
     pub(super) ranges: Vec<(u32, Vec<ClusterRange>)>,
-    /// Layer and host slot of the neurons that are given to the host.
-    pub(super) hidden: Vec<(usize, SlotId)>,
-    /// Whether the host is given every neuron's `h`.
-    pub(super) observes: bool,
+    /// What is given to the host to look at, layer after layer.
+    observed: Vec<Seen>,
+    /// What that is to be.
+    pub(super) wanted: Wanted,
     /// Whether many tokens are expected: then exact skipping gives way to whole tiles.
     pub(super) many_tokens: bool,
 }
@@ -54,8 +55,8 @@ impl<'a> Builder<'a> {
             caches: Vec::new(),
             active: Vec::new(),
             ranges: Vec::new(),
-            hidden: Vec::new(),
-            observes: false,
+            observed: Vec::new(),
+            wanted: Wanted::default(),
             many_tokens,
         }
     }
@@ -71,7 +72,7 @@ impl<'a> Builder<'a> {
             logits: None,
             caches: self.caches,
             active: self.active,
-            hidden: self.hidden,
+            observed: self.observed,
             ranges: self.ranges,
         };
         set(&mut graph);
@@ -293,11 +294,16 @@ impl<'a> Builder<'a> {
         Ok(to)
     }
 
-    /// Every neuron's `h` of one layer, given to the host.
-    pub(super) fn hidden_to_host(&mut self, layer: usize, from: SlotId, neurons: u64) -> Result<()> {
-        let to = self.host(&format!("blk.{layer}.hidden"), SlotRole::Output, DType::F32, neurons)?;
-        self.push(format!("blk.{layer}.hidden"), OperationKind::Copy { from, to });
-        self.hidden.push((layer, to));
+    /// Rows of one layer, given to the host to look at.
+    pub(super) fn observe(&mut self, layer: usize, kind: Kind, from: SlotId, columns: u64) -> Result<()> {
+        let name = match kind {
+            Kind::Input => "input",
+            Kind::Residual => "residual",
+            Kind::Hidden => "hidden",
+        };
+        let slot = self.host(&format!("blk.{layer}.{name}"), SlotRole::Output, DType::F32, columns)?;
+        self.push(format!("blk.{layer}.{name}"), OperationKind::Copy { from, to: slot });
+        self.observed.push(Seen { layer, kind, slot });
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! The feed-forward part of a layer: one operation per share of the plan, with the share's sparsity policy.
 
+use super::Kind;
 use super::builder::Builder;
 use super::experts::{self, Routed};
 use super::layer::add_normed;
@@ -175,7 +176,7 @@ fn network(
         false => None,
     };
     let neurons = ffn.n_ff as u64;
-    let hidden = if builder.observes { Some(builder.scratch("hidden", neurons)?) } else { None };
+    let hidden = if builder.wanted.hidden { Some(builder.scratch("hidden", neurons)?) } else { None };
     // Without a gate the description's gate only repeats up.
     let gate = ffn.gated.then_some(&ffn.gate);
     let gate_bias = gate.and_then(|gate| gate.bias.as_ref());
@@ -206,7 +207,7 @@ fn network(
     };
     builder.list.push(format!("blk.{index}.ffn"), OperationKind::Ffn(ffn), arithmetic);
     if let Some(hidden) = hidden {
-        builder.hidden_to_host(index, hidden, neurons)?;
+        builder.observe(index, Kind::Hidden, hidden, neurons)?;
     }
     active_count.map_or(Ok(()), |count| builder.count_to_host(index, count))
 }

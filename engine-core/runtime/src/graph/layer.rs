@@ -2,7 +2,7 @@
 //! description has them.
 
 use super::builder::Builder;
-use super::{experts, ffn, rope};
+use super::{Kind, experts, ffn, rope};
 use crate::{Result, RuntimeError};
 use engine_core::operation::{OperationKind, SlotId, SlotRole};
 use engine_core::{DType, TensorType};
@@ -16,12 +16,19 @@ pub(super) fn emit(builder: &mut Builder<'_>, index: usize, residual: SlotId) ->
     let (attn_norm, ffn_norm) =
         ((&layer.attn_norm, layer.attn_norm_bias.as_ref()), (&layer.ffn_norm, layer.ffn_norm_bias.as_ref()));
     // A predictor is given a residual, so it runs before anything is added to that.
-    let sees_input = model.prediction.as_ref().is_some_and(|p| p.input == PredictorInput::LayerInput);
+    let sees_input = model
+        .prediction
+        .as_ref()
+        .map_or(layer.parallel, |prediction| prediction.input == PredictorInput::LayerInput);
+    let width = model.n_embd as u64;
+    if builder.wanted.residual && sees_input {
+        builder.observe(index, Kind::Residual, residual, width)?;
+    }
     let early = if sees_input { ffn::predict(builder, index, residual)? } else { None };
 
     let routed = experts::route(builder, index, RouterInput::LayerInput, residual)?;
 
-    let normed = builder.scratch("normed", model.n_embd as u64)?;
+    let normed = builder.scratch("normed", width)?;
     builder.norm(label("attn_norm"), attn_norm, (residual, normed))?;
     let mut ffn_input = normed;
     if layer.parallel && ffn_norm != attn_norm {
@@ -29,9 +36,15 @@ pub(super) fn emit(builder: &mut Builder<'_>, index: usize, residual: SlotId) ->
         builder.norm(label("ffn_norm"), ffn_norm, (residual, ffn_input))?;
     }
     attention(builder, index, normed, residual)?;
+    if builder.wanted.residual && !sees_input {
+        builder.observe(index, Kind::Residual, residual, width)?;
+    }
     let mask = if sees_input { early } else { ffn::predict(builder, index, residual)? };
     if !layer.parallel {
         builder.norm(label("ffn_norm"), ffn_norm, (residual, ffn_input))?;
+    }
+    if builder.wanted.input {
+        builder.observe(index, Kind::Input, ffn_input, width)?;
     }
     let routed = match routed {
         None => experts::route(builder, index, RouterInput::Normed, ffn_input)?,

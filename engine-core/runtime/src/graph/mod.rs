@@ -12,6 +12,7 @@ mod rope;
 mod tests;
 
 use crate::conversions::Conversions;
+use crate::observe::Wanted;
 use crate::options::Activations;
 use crate::weight::Weight;
 use crate::{Result, RuntimeError};
@@ -77,10 +78,29 @@ pub(crate) struct Graph {
     pub(crate) caches: Vec<SlotId>,
     /// Layer and host slot, I32 [T x 1], of every FFN operation whose neurons are counted.
     pub(crate) active: Vec<(usize, SlotId)>,
-    /// Layer and host slot, F32 [T x neurons], of every layer whose neurons the host is given.
-    pub(crate) hidden: Vec<(usize, SlotId)>,
+    /// What the host is given to look at, layer after layer.
+    pub(crate) observed: Vec<Seen>,
     /// FFN operations that cover a part of their neurons.
     pub(crate) ranges: Vec<(u32, Vec<ClusterRange>)>,
+}
+
+/// Rows of a layer that the host is given.
+pub(crate) struct Seen {
+    pub(crate) layer: usize,
+    pub(crate) kind: Kind,
+    /// Host: F32, a row per token.
+    pub(crate) slot: SlotId,
+}
+
+/// What rows that are observed hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// What the network is given.
+    Input,
+    /// What a predictor is given.
+    Residual,
+    /// Every neuron's `h`.
+    Hidden,
 }
 
 /// One token: embedding, layers, final norm, head.
@@ -108,10 +128,15 @@ pub(crate) fn body(options: GraphOptions<'_>, places: &Places, capacity: u32) ->
     })
 }
 
-/// A body that gives the host every neuron's `h`, for layers that have one network and one share of it.
-pub(crate) fn observed(options: GraphOptions<'_>, places: &Places, capacity: u32) -> Result<Graph> {
+/// A body that gives the host what is wanted of every layer, for layers that have one network and one share of it.
+pub(crate) fn observed(
+    options: GraphOptions<'_>,
+    places: &Places,
+    capacity: u32,
+    wanted: Wanted,
+) -> Result<Graph> {
     let mut builder = Builder::new(options, places, capacity, true);
-    builder.observes = true;
+    builder.wanted = wanted;
     let residual = builder.residual()?;
     let embedded = builder.embed(residual)?;
     builder.layers(residual)?;

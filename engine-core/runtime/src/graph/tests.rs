@@ -281,3 +281,24 @@ fn what_cannot_be_expressed_is_refused() {
     let text = refusal(&model, &plan);
     assert!(text.contains("blk.6.attn_norm") && text.contains("I32"), "{text}");
 }
+
+#[test]
+fn observed_layers_give_what_is_wanted_and_no_more() {
+    let model = model();
+    let plan = uniform_plan(&model, SparsityPolicy::Dense);
+    let observed = |wanted| {
+        let graph = observed(options(&model, &plan), &Places::nowhere(), 5, wanted).unwrap();
+        let seen = graph.observed.iter().filter(|seen| seen.layer == 3);
+        let columns = |seen: &Seen| graph.list.slot(seen.slot).unwrap().tensor.columns;
+        seen.map(|seen| (seen.kind, columns(seen))).collect::<Vec<_>>()
+    };
+    let all = Wanted { input: true, residual: true, hidden: true };
+    assert_eq!(observed(all), [(Kind::Residual, 256), (Kind::Input, 256), (Kind::Hidden, 1024)]);
+    let hidden = Wanted { hidden: true, ..Wanted::default() };
+    assert_eq!(observed(hidden), [(Kind::Hidden, 1024)]);
+    // The residual is copied when attention is in it, the input when it is normed.
+    let graph = super::observed(options(&model, &plan), &Places::nowhere(), 5, all).unwrap();
+    let labels = graph.list.operations.iter().filter_map(|operation| operation.label.strip_prefix("blk.3."));
+    let labels: Vec<&str> = labels.skip_while(|label| *label != "attn_output").collect();
+    assert_eq!(labels, ["attn_output", "residual", "ffn_norm", "input", "ffn", "hidden"]);
+}

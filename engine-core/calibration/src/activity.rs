@@ -1,8 +1,5 @@
 //! How often neurons are active, token by token: what a model is prepared by.
 
-use crate::Observer;
-use crate::Result;
-
 /// Sizes of batches whose union of active neurons is measured.
 pub const BATCHES: [usize; 5] = [1, 2, 4, 8, 32];
 /// The share of neurons whose part of all activations is reported (PowerInfer, figure 4: 26% carry 80% in OPT-30B).
@@ -128,24 +125,6 @@ impl LayerActivity {
 
 fn ones(bits: &[u64]) -> u64 {
     bits.iter().map(|word| u64::from(word.count_ones())).sum()
-}
-
-/// Runs one text through the model and adds what its neurons did to `layers`, one entry per layer.
-///
-/// # Errors
-/// As [`Observer::run`].
-pub fn observe(
-    observer: &mut Observer,
-    zero_below: &[bool],
-    layers: &mut [LayerActivity],
-    ids: &[u32],
-) -> Result<()> {
-    layers.iter_mut().for_each(LayerActivity::start);
-    observer.run(ids, &mut |layer, rows| {
-        if let (Some(activity), Some(&zero_below)) = (layers.get_mut(layer), zero_below.get(layer)) {
-            activity.see(rows, zero_below);
-        }
-    })
 }
 
 #[cfg(test)]
