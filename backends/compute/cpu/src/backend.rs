@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine_core::backend::{
     Bindings, BufferId, BufferUse, Counter, DeviceDescription, ExecutableId, Support, TimelineValue,
@@ -17,7 +17,7 @@ use crate::compile::compile;
 use crate::kernels::Kernels;
 use crate::memory::{Budget, Buffers, Reservation};
 use crate::own;
-use crate::pool::Pool;
+use crate::pool::{Pool, SPIN};
 use crate::program::{Program, Submission};
 use crate::timeline::Timeline;
 
@@ -64,7 +64,9 @@ impl CpuBackend {
     /// Starts the queue thread and the pool.
     pub(crate) fn open(setup: Setup) -> Result<CpuBackend> {
         let budget = Budget::new(setup.memory_limit);
-        let timeline = Arc::new(Timeline::default());
+        // A waiting thread may spin where the pool leaves it a processor.
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let timeline = Arc::new(Timeline::new(setup.threads < processors));
         let executed = Arc::new(AtomicU64::new(0));
         let read = Arc::new(AtomicU64::new(0));
         let (queue, tasks) = channel();
@@ -109,7 +111,7 @@ fn serve(
     timeline: &Timeline,
     (executed, read): (&AtomicU64, &AtomicU64),
 ) {
-    while let Ok(Task { value, submission, waits }) = tasks.recv() {
+    while let Some(Task { value, submission, waits }) = next(tasks) {
         let failed = waits.iter().find_map(|w| timeline.failure(*w).map(|error| (w, error)));
         let result = match failed {
             Some((wait, error)) => Err(Error::dependency_failed(format!("value {} failed: {error}", wait.0))),
@@ -123,6 +125,20 @@ fn serve(
         // Buffers that the host frees once the value is reached must be free of us by then.
         drop(submission);
         timeline.reach(value, result);
+    }
+}
+
+/// The next task; `None` once nobody can send one. While text is generated the next token follows at once, and waking a
+/// thread takes longer than that, so there is a short spin first.
+fn next(tasks: &Receiver<Task>) -> Option<Task> {
+    let start = Instant::now();
+    loop {
+        match tasks.try_recv() {
+            Ok(task) => return Some(task),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) if start.elapsed() > SPIN => return tasks.recv().ok(),
+            Err(TryRecvError::Empty) => std::hint::spin_loop(),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use engine_core::{Error, Result};
 use rustix::thread::futex;
 
 /// How long a thread spins before it sleeps.
-const SPIN: Duration = Duration::from_micros(40);
+pub(crate) const SPIN: Duration = Duration::from_micros(40);
 /// Spins between two looks at the clock.
 const SPINS_PER_LOOK: u32 = 64;
 
