@@ -268,7 +268,7 @@ mod tests {
     }
 
     fn of(order: Order, row: u64, add: f32) -> Source<'static> {
-        Source { pieces: vec![floats(24)], dtype: DType::F32, row, order, add, times: 1.0 }
+        Source { pieces: vec![floats(24)], dtype: DType::F32, row, order, add, times: 1.0, plane: None }
     }
 
     #[test]
