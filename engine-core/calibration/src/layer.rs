@@ -1,18 +1,20 @@
 //! One layer from what was observed to what is stored of it and reported.
 
+mod guess;
 mod measure;
+mod tune;
 
 use crate::activity::{BATCHES, LayerActivity};
 use crate::coactivation::{Coactivation, Columns};
-use crate::levels::{Level, Scores};
-use crate::margin::Margins;
-use crate::network::{Function, Network, Values};
+use crate::levels::Level;
+use crate::network::{Network, Values};
 use crate::outcome::{self, Outcome};
-use crate::planes::{BlockShares, HighPlane, lengths};
+use crate::planes::{BlockShares, HighPlane};
 use crate::predictor::{self, Labels, Predictor, Task};
 use crate::rows::Rows;
 use crate::split::{Split, evenly};
 use crate::{CalibrationError, Result};
+use guess::High;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -120,6 +122,22 @@ pub struct Calibrated {
     pub predictor: Option<Predicted>,
 }
 
+impl Calibrated {
+    /// Whether everything is of a layer of this many neurons: what was kept in a file may be of anything.
+    pub fn is_of(&self, neurons: usize) -> bool {
+        let mut seen = vec![false; neurons];
+        let each_once = self
+            .order
+            .iter()
+            .all(|&at| seen.get_mut(at as usize).is_some_and(|s| !std::mem::replace(s, true)));
+        let planes = self.planes.as_ref().is_none_or(|planes| {
+            let up = planes.up_deviation.as_ref().is_none_or(|up| up.len() == neurons);
+            up && planes.gate_deviation.len() == neurons && planes.down_norm.len() == neurons
+        });
+        each_once && self.order.len() == neurons && self.frequency.len() == neurons && planes
+    }
+}
+
 /// A layer's result and, where a predictor was trained, its tensors.
 #[derive(Clone, Debug, Default)]
 pub struct Calibration {
@@ -152,7 +170,7 @@ pub fn calibrate(
     let tokens: usize = layer.texts.iter().sum();
     if tokens != layer.inputs.len() || layer.inputs.width() != network.width {
         return Err(CalibrationError::Shape(format!(
-            "{} rows of {} were recorded of {tokens} tokens, which a network of width {} was given",
+            "{} rows of {} were recorded of {tokens} tokens that a network of width {} was given; remove the recording",
             layer.inputs.len(),
             layer.inputs.width(),
             network.width
@@ -170,7 +188,7 @@ pub fn calibrate(
     };
     let (gate, up) = (plane(layer.gate_planes)?, plane(layer.up_planes)?);
     let high = gate.as_ref().map(|gate| High { gate, up: up.as_ref() });
-    let set = tuned(layer, high.as_ref(), &norms, &tune, cancel)?;
+    let set = tune::tuned(layer, high.as_ref(), &norms, &tune, cancel)?;
     progress(second);
     let mut result = Calibration {
         calibrated: Calibrated {
@@ -289,111 +307,4 @@ fn look(
 
 fn stop(cancel: &AtomicBool) -> Result<()> {
     if cancel.load(Ordering::Relaxed) { Err(CalibrationError::Cancelled) } else { Ok(()) }
-}
-
-/// The high planes of a layer.
-struct High<'a> {
-    gate: &'a HighPlane,
-    up: Option<&'a HighPlane>,
-}
-
-/// What the high planes say of a chunk, a row of neurons per token.
-#[derive(Default)]
-struct Guess {
-    gate: Vec<f32>,
-    /// Empty where up is not in planes.
-    up: Vec<f32>,
-    /// Of each token's input.
-    lengths: Vec<f32>,
-}
-
-impl High<'_> {
-    fn guess(&self, network: &Network, inputs: &[f32], out: &mut Guess) -> Result<()> {
-        self.gate.estimate(network.gate_bias.as_deref(), inputs, &mut out.gate)?;
-        if let Some(up) = self.up {
-            up.estimate(network.up_bias.as_deref(), inputs, &mut out.up)?;
-        }
-        out.lengths = lengths(inputs, network.width);
-        Ok(())
-    }
-
-    /// Estimates by their deviations, the least of gate's and (where up goes through ReLU) up's: a neuron of token `t` is
-    /// kept iff this plus the margin is above 0.
-    fn ratio(&self, network: &Network, guess: &Guess, (t, i): (usize, usize)) -> f32 {
-        let at = t * network.neurons + i;
-        let by = |estimate: f32, deviation: f32| {
-            let deviation = deviation * guess.lengths[t];
-            if deviation > 0.0 {
-                estimate / deviation
-            } else if estimate > 0.0 {
-                f32::MAX
-            } else {
-                f32::MIN
-            }
-        };
-        let gate = by(guess.gate[at], self.gate.deviation[i]);
-        match self.up.filter(|_| network.up_function == Function::Relu) {
-            Some(up) => gate.min(by(guess.up[at], up.deviation[i])),
-            None => gate,
-        }
-    }
-
-    /// |f(gate)| |f_up(up)| |row of down| by the estimates, up left out where it is not in planes.
-    fn score(&self, network: &Network, guess: &Guess, norms: &[f32], (t, i): (usize, usize)) -> f32 {
-        let at = t * network.neurons + i;
-        let up = guess.up.get(at).map_or(1.0, |&up| network.up_function.of(up).abs());
-        network.function.of(guess.gate[at]).abs() * up * norms[i]
-    }
-}
-
-/// What tokens that are neither trained on nor reported say about margins and thresholds.
-struct Tuned {
-    margins: Option<Margins>,
-    planes: Vec<Level>,
-    cats: Vec<Level>,
-    /// What each neuron adds to the output, a row per token.
-    masses: Vec<f32>,
-}
-
-fn tuned(
-    layer: &Layer<'_>,
-    high: Option<&High<'_>>,
-    norms: &[f32],
-    rows: &[usize],
-    cancel: &AtomicBool,
-) -> Result<Tuned> {
-    let network = layer.network;
-    let neurons = network.neurons.max(1);
-    let mut margins = (high.is_some() && network.is_zero_below()).then(Margins::default);
-    let (mut by_planes, mut by_gate) = (Scores::default(), Scores::default());
-    let mut masses = Vec::with_capacity(rows.len() * neurons);
-    let (mut inputs, mut values, mut guess) = (Vec::new(), Values::default(), Guess::default());
-    let every = rows.len().div_ceil((Scores::MOST / neurons).max(1)).max(1);
-    for (chunk, rows) in rows.chunks(CHUNK).enumerate() {
-        stop(cancel)?;
-        layer.inputs.gather(rows.iter().copied(), &mut inputs);
-        network.compute(&inputs, &mut values)?;
-        if let Some(high) = high {
-            high.guess(network, &inputs, &mut guess)?;
-        }
-        for (t, hidden) in values.hidden.chunks_exact(neurons).enumerate() {
-            let counts = (chunk * CHUNK + t).is_multiple_of(every);
-            for (i, (&h, &norm)) in hidden.iter().zip(norms).enumerate() {
-                let mass = h.abs() * norm;
-                masses.push(mass);
-                if let (Some(margins), Some(high), true) = (&mut margins, high, h != 0.0) {
-                    margins.see(high.ratio(network, &guess, (t, i)), f64::from(mass));
-                }
-                if let (None, Some(high), true) = (&margins, high, counts) {
-                    by_planes.see(high.score(network, &guess, norms, (t, i)), mass);
-                }
-                if let (Some(&gate), true) = (values.gate.get(t * neurons + i), counts) {
-                    by_gate.see(network.function.of(gate).abs(), mass);
-                }
-            }
-        }
-    }
-    let cats = if network.gate.is_some() { by_gate.levels() } else { Vec::new() };
-    let planes = if high.is_some() && margins.is_none() { by_planes.levels() } else { Vec::new() };
-    Ok(Tuned { margins, planes, cats, masses })
 }

@@ -1,6 +1,7 @@
 //! What each way of skipping does to held-out tokens.
 
-use super::{CHUNK, Guess, High, Layer, stop};
+use super::guess::{Guess, High};
+use super::{CHUNK, Layer, stop};
 use crate::Result;
 use crate::levels::Level;
 use crate::network::Values;

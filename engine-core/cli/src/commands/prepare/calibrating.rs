@@ -51,7 +51,8 @@ impl Work<'_> {
     fn kept(&self, layer: usize) -> Option<Calibration> {
         let (result, predictor) = self.paths(layer);
         let kept: Kept = serde_json::from_slice(&fs::read(result).ok()?).ok()?;
-        if kept.key != self.key {
+        let neurons = self.model.layers.get(layer).map_or(0, |layer| layer.ffn.n_ff);
+        if kept.key != self.key || !kept.calibrated.is_of(neurons) {
             return None;
         }
         let trained = match kept.fc1 {
