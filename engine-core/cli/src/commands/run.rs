@@ -119,7 +119,8 @@ pub(super) fn cut(running: &Running, generation: &Generation, max_tokens: Option
 pub(super) fn summarise(running: &Running, generation: &Generation, max_tokens: Option<u32>) {
     let timings = &generation.timings;
     let why = match generation.finish_reason {
-        FinishReason::Stop => "the model or a stop text ended it".to_owned(),
+        FinishReason::Stop if generation.stop_string => "a stop text ended it (--stop)".to_owned(),
+        FinishReason::Stop => "the model ended it".to_owned(),
         FinishReason::Length => cut(running, generation, max_tokens),
         FinishReason::Cancelled => "stopped by Ctrl-C".to_owned(),
     };
