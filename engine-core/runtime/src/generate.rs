@@ -74,6 +74,8 @@ pub struct Generation {
     pub text: String,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// Whether it was a stop string that ended it, and not the model.
+    pub stop_string: bool,
     /// The seed that was used.
     pub seed: u64,
     /// How long things took.
@@ -130,6 +132,7 @@ pub fn generate(
         ids,
         text: output.text,
         finish_reason,
+        stop_string: output.stopped,
         seed: sampler.seed(),
         timings: Timings {
             load_seconds: session.engine().load_seconds(),

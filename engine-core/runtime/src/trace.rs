@@ -156,7 +156,7 @@ impl<'a> Trace<'a> {
         if let Some(stored) = weight.stored()
             && let [run] = &stored.runs[..]
         {
-            return Some(stored_bytes(self.file, stored.file, run.clone()).into());
+            return Some(stored_bytes(self.file, run.file, run.range.clone()).into());
         }
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let mut bytes = Vec::new();

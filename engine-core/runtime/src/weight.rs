@@ -30,14 +30,40 @@ enum Source {
     Values(Vec<f32>),
 }
 
-/// Rows in one of the model's files.
+/// Rows in the model's files.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stored {
     pub(crate) dtype: DType,
+    /// One behind the other; each holds whole rows.
+    pub(crate) runs: Vec<Run>,
+    /// Whether they are tensors of their own.
+    pub(crate) gathered: bool,
+}
+
+/// Bytes of one of the model's files.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Run {
     /// Of the model's files.
     pub(crate) file: usize,
-    /// One behind the other; each holds whole rows.
-    pub(crate) runs: Vec<Range<u64>>,
+    pub(crate) range: Range<u64>,
+}
+
+impl Stored {
+    /// All of a tensor.
+    fn whole(tensor: &TensorInfo) -> Stored {
+        Stored { dtype: tensor.dtype, runs: vec![Run::of(tensor)], gathered: false }
+    }
+
+    /// Bytes in the files.
+    pub(crate) fn byte_len(&self) -> u64 {
+        self.runs.iter().map(|run| run.range.end - run.range.start).sum()
+    }
+}
+
+impl Run {
+    fn of(tensor: &TensorInfo) -> Run {
+        Run { file: tensor.file, range: tensor.file_range.clone() }
+    }
 }
 
 /// Elements that are converted at once: enough for every processor, few beside a model.
@@ -49,7 +75,7 @@ impl Weight {
     /// # Errors
     /// Where rows of that length have no place in that type, or the stored type is none of numbers.
     pub(crate) fn matrix(model: &ModelDescription, tensor: &TensorInfo, dtype: DType) -> Result<Weight> {
-        let stored = Stored { dtype: tensor.dtype, file: tensor.file, runs: vec![tensor.file_range.clone()] };
+        let stored = Stored::whole(tensor);
         Weight::of(model, &tensor.name, stored, (tensor.rows(), tensor.row_elements(), dtype), 0.0)
     }
 
@@ -58,6 +84,12 @@ impl Weight {
     /// # Errors
     /// As [`Weight::matrix`].
     pub(crate) fn linear(model: &ModelDescription, linear: &Linear, dtype: DType) -> Result<Weight> {
+        if !linear.parts.is_empty() {
+            let whole = &linear.weight;
+            let runs = linear.parts.iter().map(Run::of).collect();
+            let stored = Stored { dtype: whole.dtype, runs, gathered: true };
+            return Weight::of(model, &whole.name, stored, (whole.rows(), whole.row_elements(), dtype), 0.0);
+        }
         if linear.rows.is_empty() {
             return Weight::matrix(model, &linear.weight, dtype);
         }
@@ -70,7 +102,7 @@ impl Weight {
     /// # Errors
     /// As [`Weight::matrix`].
     pub(crate) fn vector(model: &ModelDescription, tensor: &TensorInfo, add: f32) -> Result<Weight> {
-        let stored = Stored { dtype: tensor.dtype, file: tensor.file, runs: vec![tensor.file_range.clone()] };
+        let stored = Stored::whole(tensor);
         Weight::of(model, &tensor.name, stored, (1, tensor.elements(), DType::F32), add)
     }
 
@@ -100,7 +132,7 @@ impl Weight {
         add: f32,
     ) -> Result<Weight> {
         let refused = |reason: String| RuntimeError::Model {
-            path: model.files.get(stored.file).unwrap_or(&model.path).clone(),
+            path: path_of(model, stored.runs.first().map_or(0, |run| run.file)).to_path_buf(),
             what: format!("`{name}` of type {} where {dtype} is needed ({reason})", stored.dtype),
             advice: "store it as F32, F16 or BF16".into(),
         };
@@ -139,7 +171,7 @@ impl Weight {
     pub(crate) fn is_viewable(&self, alignment: u64) -> bool {
         let Some(Stored { runs, dtype, .. }) = self.stored() else { return false };
         let alignment = alignment.max(address_unit(*dtype)).max(1);
-        matches!(&runs[..], [run] if run.start.is_multiple_of(alignment))
+        matches!(&runs[..], [run] if run.range.start.is_multiple_of(alignment))
     }
 
     /// The type it has in the file, where it is converted.
@@ -166,13 +198,15 @@ impl Weight {
                 emit(&bytes)
             }
             Source::Stored(stored) => {
-                stored.runs.iter().try_for_each(|run| emit(&read(stored.file, run.clone())?))
+                stored.runs.iter().try_for_each(|run| emit(&read(run.file, run.range.clone())?))
             }
             Source::Converted { stored, add } => {
-                let runs = stored.runs.iter();
-                runs.flat_map(|run| self.portions(stored, run.clone())).try_for_each(|portion| {
-                    emit(&self.convert(stored, &read(stored.file, portion)?, *add, threads)?)
-                })
+                for run in &stored.runs {
+                    for portion in self.portions(stored, run.range.clone()) {
+                        emit(&self.convert(stored, &read(run.file, portion)?, *add, threads)?)?;
+                    }
+                }
+                Ok(())
             }
         }
     }
@@ -215,10 +249,11 @@ fn some_rows(tensor: &TensorInfo, of: u64, rows: &[Range<u64>]) -> (String, Stor
     // Whole rows are whole blocks, and the tensor lies inside the file.
     let unit = tensor.byte_len() / of.max(1);
     let start = tensor.file_range.start;
-    let runs = rows.iter().map(|rows| start + rows.start * unit..start + rows.end * unit).collect();
+    let range = |rows: &Range<u64>| start + rows.start * unit..start + rows.end * unit;
+    let runs = rows.iter().map(|rows| Run { file: tensor.file, range: range(rows) }).collect();
     let first = rows.first().map_or(0..0, Range::clone);
     let name = format!("{}[{}..{} and {} more]", tensor.name, first.start, first.end, rows.len() - 1);
-    (name, Stored { dtype: tensor.dtype, file: tensor.file, runs })
+    (name, Stored { dtype: tensor.dtype, runs, gathered: false })
 }
 
 /// The path of one of a model's files, for messages.

@@ -46,7 +46,7 @@ fn of(weights: &[Weight]) -> Vec<WeightType> {
     let mut found: BTreeMap<(DType, DType), (usize, u64, u64)> = BTreeMap::new();
     for weight in weights.iter().filter(|weight| weight.shape.rows > 1) {
         let Some(stored) = weight.stored().or_else(|| weight.converted_from()) else { continue };
-        let bytes: u64 = stored.runs.iter().map(|run| run.end - run.start).sum();
+        let bytes = stored.byte_len();
         let entry = found.entry((stored.dtype, weight.shape.dtype)).or_default();
         *entry = (entry.0 + 1, entry.1 + bytes, entry.2 + weight.byte_len());
     }

@@ -128,26 +128,24 @@ impl<'a> Files<'a> {
     /// Where the device can see the weight without a copy; `None` where it cannot, the reason noted.
     fn view(&mut self, weight: &Weight, stored: &Stored) -> Result<Option<BufferView>> {
         let description = self.backend.describe();
-        let file = self.file(stored.file)?;
         let (alignment, limit) = (description.alignment.max(1), description.max_buffer_bytes);
-        let starts_well = |run: &std::ops::Range<u64>| {
-            (file.span.address() as u64)
-                .wrapping_add(run.start)
-                .is_multiple_of(alignment.max(address_unit(stored.dtype)))
-        };
-        let reason = if !description.imports_host_memory {
-            "the device views no memory of the host".to_owned()
-        } else if limit != 0 && file.span.len() > limit {
-            format!("a buffer of the device has at most {limit} bytes, the file {}", file.span.len())
-        } else {
-            match &stored.runs[..] {
-                [run] if starts_well(run) => match self.import(stored.file)? {
-                    None => "the device cannot view this memory".to_owned(),
-                    Some(buffer) => return Ok(Some(buffer.at(run.start))),
-                },
-                [_] => format!("no multiple of {} bytes", alignment.max(address_unit(stored.dtype))),
-                _ => "rows that take turns with others".to_owned(),
+        let alignment = alignment.max(address_unit(stored.dtype));
+        let reason = match &stored.runs[..] {
+            _ if !description.imports_host_memory => "the device views no memory of the host".to_owned(),
+            [run] => {
+                let span = self.file(run.file)?.span;
+                if limit != 0 && span.len() > limit {
+                    format!("a buffer of the device has at most {limit} bytes, the file {}", span.len())
+                } else if !(span.address() as u64).wrapping_add(run.range.start).is_multiple_of(alignment) {
+                    format!("no multiple of {alignment} bytes")
+                } else if let Some(buffer) = self.import(run.file)? {
+                    return Ok(Some(buffer.at(run.range.start)));
+                } else {
+                    "the device cannot view this memory".to_owned()
+                }
             }
+            _ if stored.gathered => "a tensor per expert, gathered into one".to_owned(),
+            _ => "rows that take turns with others".to_owned(),
         };
         let (bytes, count) = self.reasons.entry(reason).or_default();
         (*bytes, *count) = (*bytes + weight.byte_len(), *count + 1);
@@ -200,9 +198,9 @@ impl<'a> Files<'a> {
         for (weight, stored) in weights {
             let mut view = self.allocate(weight, places, buffers)?;
             for run in &stored.runs {
-                let bytes = run.end - run.start;
+                let bytes = run.range.end - run.range.start;
                 let (from, to) = copy_bytes(&mut list, weight, bytes).map_err(&failed)?;
-                let part = self.file(stored.file)?.span.slice(run.start, bytes).map_err(&failed)?;
+                let part = self.file(run.file)?.span.slice(run.range.start, bytes).map_err(&failed)?;
                 bound.extend([(from, Bound::Host(part)), (to, Bound::Buffer(view))]);
                 view.offset += bytes;
             }
@@ -281,7 +279,7 @@ impl<'a> Files<'a> {
         let mut conversions: BTreeMap<(DType, DType), (u64, u64, usize)> = BTreeMap::new();
         for weight in made {
             let Some(stored) = weight.converted_from() else { continue };
-            let before: u64 = stored.runs.iter().map(|run| run.end - run.start).sum();
+            let before = stored.byte_len();
             let entry = conversions.entry((stored.dtype, weight.shape.dtype)).or_default();
             *entry = (entry.0 + before, entry.1 + weight.byte_len(), entry.2 + 1);
         }

@@ -3,6 +3,8 @@
 use super::Options;
 use crate::gguf::{Array, Container, GgufFile, StringArray, Value};
 use crate::model::ModelDescription;
+use crate::tokenizer::normalise::Normaliser;
+use crate::tokenizer::read::NORMALISER;
 use crate::{FormatError, Result};
 
 /// Keys whose meaning the conversion has put into the tensors, or that only stood for safetensors.
@@ -159,7 +161,13 @@ fn tokenizer(
         Some(kind) if kind.contains(' ') => {
             return Err(unsupported(format!("tokenizer `{kind}`"), "--no-tokenizer leaves it out"));
         }
-        Some(_) => {}
+        Some(kind) => {
+            let normaliser = found.string(NORMALISER)?.map(serde_json::from_str).and_then(Result::ok);
+            let known = normaliser.map(|json| Normaliser::from_json(&json, kind != "gpt2")).transpose();
+            known.map_err(|problem| {
+                unsupported(format!("a tokenizer.json that {problem}"), "--no-tokenizer leaves it out")
+            })?;
+        }
     }
     if let Some(pre) = found.string(PRE)?.filter(|pre| pre.contains(' ') && options.pre_tokenizer.is_none()) {
         let what = format!("pre-tokenizer {pre}");

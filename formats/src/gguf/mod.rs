@@ -180,16 +180,6 @@ impl GgufFile {
         self.index.get(name).map(|&at| &self.header.tensors[at])
     }
 
-    /// A tensor of a safetensors folder that no runtime can use as it is stored ([`convert`](crate::convert) makes a GGUF
-    /// file where it can): experts one by one.
-    pub fn must_be_converted(&self) -> Option<&str> {
-        let mut names = self.tensors().iter().map(|tensor| tensor.name.as_str());
-        match self.container() {
-            Container::Safetensors => names.find(|name| safetensors::names::must_be_converted(name)),
-            Container::Gguf | Container::PowerInfer => None,
-        }
-    }
-
     /// A tensor's bytes, for tools and tests (the runtime reads through a storage tier). `tensor` must be of this file;
     /// a range that is not inside the file gives no bytes.
     pub fn tensor_bytes(&self, tensor: &TensorInfo) -> &[u8] {

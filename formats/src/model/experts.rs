@@ -133,26 +133,22 @@ pub(super) fn feed_forward(
     let name = |part: &str| format!("blk.{index}.{part}");
     let n_ff = mixture.n_ff.unwrap_or(n_ff);
     let (ff, count) = (n_ff as u64, mixture.count as u64);
-    let stacked = |part: &str, inputs, outputs, reason| -> Result<Linear> {
-        refuse_bias(reader, &name(&format!("{part}.bias")))?;
-        let wanted = Wanted { dims: &[inputs, outputs, count], reason };
-        let weight = reader.tensor(&name(&format!("{part}.weight")), wanted)?;
-        Ok(Linear { weight, bias: None, rows: Vec::new() })
+    let stacked = |part: &str, inputs, outputs| -> Result<Linear> {
+        refuse_bias(reader, &name(&format!("{part}_exps.bias")))?;
+        reader.experts(&name(part), (inputs, outputs, count))
     };
-    let by_neurons = "embedding width by an expert's feed-forward length by experts";
     let down = if reader.file.tensor(&name("ffn_down_t_exps.weight")).is_some() {
-        Down::Transposed(stacked("ffn_down_t_exps", embd, ff, by_neurons)?)
+        Down::Transposed(stacked("ffn_down_t", embd, ff)?)
     } else {
-        let reason = "an expert's feed-forward length by embedding width by experts";
-        Down::Plain(stacked("ffn_down_exps", ff, embd, reason)?)
+        Down::Plain(stacked("ffn_down", ff, embd)?)
     };
     let router = Wanted { dims: &[embd, count], reason: "embedding width by experts" };
     Ok(FeedForward {
         n_ff,
         activation,
         gated: true,
-        gate: stacked("ffn_gate_exps", embd, ff, by_neurons)?,
-        up: stacked("ffn_up_exps", embd, ff, by_neurons)?,
+        gate: stacked("ffn_gate", embd, ff)?,
+        up: stacked("ffn_up", embd, ff)?,
         down,
         planes: None,
         predictor: None,

@@ -215,6 +215,9 @@ pub struct Linear {
     pub bias: Option<TensorInfo>,
     /// Where the matrix is not all of `weight`: its rows there (and elements of `bias`), in this order. Empty otherwise.
     pub rows: Vec<Range<u64>>,
+    /// Where the matrix lies in several tensors, such as one per expert: these, each of whole rows, in this order. Empty
+    /// otherwise. `weight` then has name, type, sizes and number of bytes of them together, and no place in a file.
+    pub parts: Vec<TensorInfo>,
 }
 
 impl Linear {
@@ -408,13 +411,6 @@ impl ModelDescription {
                 advice: format!("accepted: {}", accepted.join(", ")),
             });
         };
-        if let Some(tensor) = file.must_be_converted() {
-            return Err(FormatError::Unsupported {
-                path: file.path().to_path_buf(),
-                what: format!("running architecture `{name}` as it is in safetensors (`{tensor}`)"),
-                advice: "`thermocline convert` makes a GGUF file of it that can be run".into(),
-            });
-        }
         decoder::read(file, architecture)
     }
 

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::Linear;
 use crate::gguf::{GgufFile, TensorInfo};
+use crate::safetensors::names::GATE_AND_UP;
 use crate::{FormatError, Result};
 
 /// A file seen by one architecture.
@@ -138,7 +139,7 @@ impl<'a> Reader<'a> {
         let reason = wanted.reason;
         let weight = self.tensor(&format!("{name}.weight"), wanted)?;
         let bias = self.optional_tensor(&format!("{name}.bias"), Wanted { dims: &[outputs], reason })?;
-        Ok(Linear { weight, bias, rows: Vec::new() })
+        Ok(Linear { weight, bias, rows: Vec::new(), parts: Vec::new() })
     }
 
     /// `NAME.weight` of a norm, and `NAME.bias` where it is present.
@@ -163,6 +164,7 @@ impl<'a> Reader<'a> {
                 weight: part(&whole.weight, rows.clone()),
                 bias: whole.bias.as_ref().map(|bias| part(bias, rows)),
                 rows: Vec::new(),
+                parts: Vec::new(),
             }
         }))
     }
@@ -187,6 +189,48 @@ impl<'a> Reader<'a> {
             let rows = (0..groups).map(|group| group * period + first..group * period + first + count);
             Linear { rows: rows.collect(), ..whole.clone() }
         }))
+    }
+
+    /// A tensor of every expert in one matrix: `NAME_exps.weight` as GGUF has it, or as safetensors have it `NAME.E.weight`
+    /// of each expert E, or, of gate and up, the one's rows and then the other's of each expert in one tensor.
+    pub(super) fn experts(&self, name: &str, (inputs, outputs, count): (u64, u64, u64)) -> Result<Linear> {
+        let stacked = format!("{name}_exps.weight");
+        let dims = [inputs, outputs, count];
+        let whole = |weight| Linear { weight, bias: None, rows: Vec::new(), parts: Vec::new() };
+        let (layer, kind) = name.rsplit_once('.').unwrap_or_default();
+        let both = format!("{layer}.{GATE_AND_UP}.weight");
+        let reason = "inputs and outputs of an expert, and experts";
+        let parts = if self.file.tensor(&stacked).is_some() {
+            return self.tensor(&stacked, Wanted { dims: &dims, reason }).map(whole);
+        } else if let Some(first) = ["ffn_gate", "ffn_up"].iter().position(|part| *part == kind)
+            && self.file.tensor(&both).is_some()
+        {
+            let dims = [inputs, outputs.saturating_mul(2), count];
+            let reason = "inputs and outputs of an expert, gate and up together, and experts";
+            let mut tensor = self.tensor(&both, Wanted { dims: &dims, reason })?;
+            tensor.dims = vec![inputs, 2 * outputs * count];
+            let start = |expert: u64| (2 * expert + first as u64) * outputs;
+            (0..count).map(|expert| part(&tensor, start(expert)..start(expert) + outputs)).collect()
+        } else if self.file.tensor(&format!("{name}.0.weight")).is_some() {
+            let reason = "inputs and outputs of an expert";
+            let tensor = |expert| {
+                self.tensor(&format!("{name}.{expert}.weight"), Wanted { dims: &[inputs, outputs], reason })
+            };
+            (0..count).map(tensor).collect::<Result<Vec<TensorInfo>>>()?
+        } else {
+            return self.any_tensor(&stacked).map(whole); // missing, by the name that GGUF has
+        };
+        let dtype = parts.first().map_or(engine_core::DType::F32, |part| part.dtype);
+        if let Some(other) = parts.iter().find(|part| part.dtype != dtype) {
+            return Err(FormatError::Tensor {
+                path: self.file.path().to_path_buf(),
+                tensor: other.name.clone(),
+                problem: format!("is {}, but that of expert 0 is {dtype}; all must be alike", other.dtype),
+            });
+        }
+        let bytes = parts.iter().map(TensorInfo::byte_len).sum(); // of tensors in files
+        let weight = TensorInfo { name: stacked, dtype, dims: dims.to_vec(), file_range: 0..bytes, file: 0 };
+        Ok(Linear { parts, ..whole(weight) })
     }
 
     /// A matrix and bias that are taken apart by rows and elements.

@@ -128,14 +128,19 @@ pub(crate) fn open(folder: &Path) -> Result<GgufFile> {
 
 /// A text file's JSON.
 fn json(path: &Path) -> Result<Json> {
+    let bad = |problem: String| FormatError::NotSafetensors { path: path.to_path_buf(), problem };
+    serde_json::from_slice(&text(path)?).map_err(|error| bad(format!("is no JSON: {error}")))
+}
+
+/// A text file's bytes.
+pub(crate) fn text(path: &Path) -> Result<Vec<u8>> {
     let io = |operation| move |source| FormatError::Io { path: path.to_path_buf(), operation, source };
     let length = fs::metadata(path).map_err(io("open"))?.len();
     let bad = |problem: String| FormatError::NotSafetensors { path: path.to_path_buf(), problem };
     if length > TEXT_LIMIT {
         return Err(bad(format!("has {length} bytes, far more than such a file needs")));
     }
-    let text = fs::read(path).map_err(io("read"))?;
-    serde_json::from_slice(&text).map_err(|error| bad(format!("is no JSON: {error}")))
+    fs::read(path).map_err(io("read"))
 }
 
 /// The files that hold tensors, in order, and which tensors the index puts where.

@@ -77,7 +77,7 @@ const EXPERTS: &[(&str, &str)] =
 
 /// Queries, keys and values in one matrix, group by group, which `convert` takes apart.
 pub(crate) const FUSED_BY_GROUP: &str = "attn_qkv_by_group";
-/// Gate and up of every expert in turn: only `convert` takes them apart.
+/// Gate and up of every expert in turn.
 pub(crate) const GATE_AND_UP: &str = "ffn_gate_up_exps";
 
 /// The tensor of one expert: layer, part and expert of `blk.3.ffn_up.17.weight`, which is what GGUF files had before
@@ -86,12 +86,6 @@ pub(crate) fn of_expert(name: &str) -> Option<(u32, &str, u32)> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let (part, expert) = rest.strip_suffix(".weight")?.split_once('.')?;
     Some((layer.parse().ok()?, part, expert.parse().ok()?))
-}
-
-/// Whether a tensor has to be changed before a model can run.
-pub(crate) fn must_be_converted(name: &str) -> bool {
-    let part = name.split('.').nth(2).unwrap_or_default();
-    part == GATE_AND_UP || of_expert(name).is_some()
 }
 
 /// In a layer, of families with one norm before each half.
@@ -155,9 +149,7 @@ mod tests {
         assert_eq!(of_expert("blk.2.ffn_up.7.weight"), Some((2, "ffn_up", 7)));
         let all = "model.layers.2.mlp.experts.gate_up_proj";
         assert_eq!(to(all, Family::Llama), "blk.2.ffn_gate_up_exps.weight");
-        assert!(
-            must_be_converted("blk.2.ffn_gate_up_exps.weight") && !must_be_converted("blk.2.ffn_up.weight")
-        );
+        assert_eq!(of_expert("blk.2.ffn_up.weight"), None);
         let norm = "model.layers.3.post_attention_layernorm.weight";
         assert_eq!(to(norm, Family::Llama), "blk.3.ffn_norm.weight");
         assert_eq!(to(norm, Family::Gemma3), "blk.3.post_attention_norm.weight");

@@ -1,8 +1,9 @@
 //! Translates `tokenizer.json` and what belongs to it to the keys that GGUF has for a tokenizer.
 //!
-//! Byte-level BPE, SentencePiece's BPE as Hugging Face writes it (`byte_fallback`), and its unigram model. What GGUF has
-//! no key for (normaliser, where a space is put) goes into keys of our own. A tokenizer of another kind does not keep
-//! the model from being opened: its name stands where the kind belongs, and is refused when it is used.
+//! A folder's text is tokenized by the crate `tokenizers`; of the keys it needs the tokens, the special ids and the
+//! template. The others are for `convert`: byte-level BPE, SentencePiece's BPE as Hugging Face writes it
+//! (`byte_fallback`), and its unigram model. What GGUF has no key for (normaliser, where a space is put) goes into keys
+//! of our own. What GGUF has no name for is named where its name belongs, with a space in it, and `convert` refuses it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,7 +16,9 @@ use crate::gguf::{Array, Metadata, StringArray, Value};
 use crate::tokenizer::read::{FIRST_ONLY, GREEDY, NORMALISER, SPLIT_WORDS, UNLESS_THERE, WORDS};
 use crate::{FormatError, Result};
 
-const FILE: &str = "tokenizer.json";
+pub(crate) const FILE: &str = "tokenizer.json";
+/// What the crate `tokenizers` knows.
+pub(crate) const MODELS: &[&str] = &["BPE", "Unigram", "WordPiece", "WordLevel"];
 /// GGUF's codes of token kinds.
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
@@ -56,36 +59,14 @@ pub(crate) fn read(folder: &Path, metadata: &mut Metadata) -> Result<()> {
         return Ok(());
     }
     let tokenizer = json(&path)?;
-    let model = &tokenizer["model"];
-    let kind = match (model["type"].as_str(), model["byte_fallback"] == true) {
-        (Some("Unigram"), _) => "t5".to_owned(),
-        (Some("BPE"), true) => "llama".to_owned(),
-        (Some("BPE"), false) => "gpt2".to_owned(),
-        (other, _) => format!("{} of {FILE}", other.unwrap_or("unnamed")),
-    };
+    let kind = kind(&tokenizer);
     metadata.push("tokenizer.ggml.model".into(), Value::from(kind.as_str()));
-    if !kind.contains(' ') {
-        let sentence = kind != "gpt2";
+    let known = tokenizer["model"]["type"].as_str().is_some_and(|name| MODELS.contains(&name));
+    if known {
+        let sentence = matches!(kind.as_str(), "llama" | "t5");
         let vocabulary = Vocabulary::read(&path, &tokenizer, sentence)?;
-        if sentence {
-            let scores = vocabulary.scores.clone().unwrap_or_else(|| vocabulary.scores_of_merges());
-            metadata.push("tokenizer.ggml.scores".into(), Array::F32(scores).into());
-            spaces(&tokenizer, metadata);
-        } else {
-            metadata.push("tokenizer.ggml.pre".into(), Value::from(pre(&tokenizer).as_str()));
-            let prefix = byte_level(&tokenizer).is_some_and(|level| level["add_prefix_space"] == true);
-            metadata.push("tokenizer.ggml.add_space_prefix".into(), Value::Bool(prefix));
-            if prefix {
-                metadata.push(UNLESS_THERE.into(), Value::Bool(true));
-            }
-            metadata.push("tokenizer.ggml.merges".into(), Array::Strings(vocabulary.merges()).into());
-        }
-        if let Some(normaliser) = normaliser(&tokenizer, sentence) {
-            metadata.push(NORMALISER.into(), Value::from(normaliser.to_string().as_str()));
-        }
-        let greedy = greedy(&tokenizer);
-        if !greedy.is_empty() {
-            metadata.push(GREEDY.into(), Value::from(greedy.join(", ").as_str()));
+        if !kind.contains(' ') {
+            for_gguf(&tokenizer, &vocabulary, sentence, metadata);
         }
         specials(folder, &tokenizer, &vocabulary, metadata)?;
         metadata
@@ -93,6 +74,55 @@ pub(crate) fn read(folder: &Path, metadata: &mut Metadata) -> Result<()> {
         metadata.push("tokenizer.ggml.token_type".into(), Array::I32(vocabulary.kinds).into());
     }
     chat_template(folder, metadata)
+}
+
+/// GGUF's name of the kind; where it has none, what is out of the ordinary.
+fn kind(tokenizer: &Json) -> String {
+    let model = &tokenizer["model"];
+    let name = match (model["type"].as_str(), model["byte_fallback"] == true) {
+        (Some("Unigram"), _) => "t5",
+        (Some("BPE"), true) => "llama",
+        (Some("BPE"), false) => "gpt2",
+        (other, _) => return format!("{} of {FILE}", other.unwrap_or("unnamed")),
+    };
+    let affix = |key: &&&str| model[**key].as_str().is_some_and(|text| !text.is_empty());
+    let affix = ["continuing_subword_prefix", "end_of_word_suffix"].iter().find(affix);
+    let own = |step: &&&Json| {
+        step["type"] == "Metaspace"
+            || step["type"] == "WhitespaceSplit"
+            || (step["type"] == "Split" && step["pattern"]["String"] == " ")
+    };
+    let steps = steps(&tokenizer["pre_tokenizer"], "pretokenizers");
+    // Those of byte-level BPE are looked up by their name.
+    let odd = steps.iter().find(|step| name != "gpt2" && !own(step)).map(|odd| step(odd));
+    match affix.map(|key| format!("`{key}`")).or(odd) {
+        Some(odd) => format!("{} with {odd} of {FILE}", model["type"].as_str().unwrap_or_default()),
+        None => name.to_owned(),
+    }
+}
+
+/// How text is split and joined, in GGUF's keys and ours.
+fn for_gguf(tokenizer: &Json, vocabulary: &Vocabulary, sentence: bool, metadata: &mut Metadata) {
+    if sentence {
+        let scores = vocabulary.scores.clone().unwrap_or_else(|| vocabulary.scores_of_merges());
+        metadata.push("tokenizer.ggml.scores".into(), Array::F32(scores).into());
+        spaces(tokenizer, metadata);
+    } else {
+        metadata.push("tokenizer.ggml.pre".into(), Value::from(pre(tokenizer).as_str()));
+        let prefix = byte_level(tokenizer).is_some_and(|level| level["add_prefix_space"] == true);
+        metadata.push("tokenizer.ggml.add_space_prefix".into(), Value::Bool(prefix));
+        if prefix {
+            metadata.push(UNLESS_THERE.into(), Value::Bool(true));
+        }
+        metadata.push("tokenizer.ggml.merges".into(), Array::Strings(vocabulary.merges()).into());
+    }
+    if let Some(normaliser) = normaliser(tokenizer, sentence) {
+        metadata.push(NORMALISER.into(), Value::from(normaliser.to_string().as_str()));
+    }
+    let greedy = greedy(tokenizer);
+    if !greedy.is_empty() {
+        metadata.push(GREEDY.into(), Value::from(greedy.join(", ").as_str()));
+    }
 }
 
 /// The tokens by id, and the merges in order.
@@ -114,14 +144,6 @@ impl Vocabulary {
     fn read(path: &Path, tokenizer: &Json, sentence: bool) -> Result<Vocabulary> {
         let bad = |problem: String| FormatError::NotSafetensors { path: path.to_path_buf(), problem };
         let model = &tokenizer["model"];
-        for affix in ["continuing_subword_prefix", "end_of_word_suffix"] {
-            if model[affix].as_str().is_some_and(|text| !text.is_empty()) {
-                return Err(bad(format!(
-                    "has `model.{affix}` {}; tokens with it are not known here",
-                    model[affix]
-                )));
-            }
-        }
         let none = Vec::new();
         let added = tokenizer["added_tokens"].as_array().unwrap_or(&none);
         let mut rows: Vec<(u64, &str, i32)> = Vec::new();

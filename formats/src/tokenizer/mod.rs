@@ -4,8 +4,9 @@
 //! pre-tokenizer, each piece merged by the learned rules. Time is linear in the text but for the logarithm of the
 //! longest piece; nothing recurses. SentencePiece (`llama`, which Gemma's files name, too, and `t5` for its unigram
 //! model): the same stretches are joined, or cut, by the tokens' scores, with a space put before the first where the
-//! file says so. What a `tokenizer.json` says beyond that (normal forms, where the space is put) is kept in keys of our
-//! own, `thermocline.tokenizer.*`, so that a converted file tokenizes as its source does.
+//! file says so. A `tokenizer.json` is not read here but by the crate `tokenizers`, in `library`; what it says beyond
+//! GGUF's keys (normal forms, where the space is put) a converted file keeps in keys of our own,
+//! `thermocline.tokenizer.*`, so that it tokenizes as its source does.
 //!
 //! Rules where programs differ: a file without `tokenizer.ggml.pre` gets `default` and a notice; user-defined tokens
 //! are matched in any text, control tokens only where asked for; of several special tokens at one place the longest
@@ -15,7 +16,8 @@
 mod bpe;
 mod byte_alphabet;
 mod charsmap;
-mod normalise;
+mod library;
+pub(crate) mod normalise;
 mod pieces;
 mod pre;
 pub(crate) mod read;
@@ -27,11 +29,14 @@ mod unigram;
 mod vocabulary;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 pub use stream::StreamDecoder;
 pub use vocabulary::{SpecialIds, TokenKind};
 
+use crate::Result;
 use bpe::Merges;
+use library::Library;
 use normalise::Normaliser;
 use pieces::Pieces;
 use pre::PreTokenizer;
@@ -95,6 +100,8 @@ enum Method {
     },
     /// SentencePiece's unigram model.
     Unigram { unigram: Unigram, split_words: bool },
+    /// A `tokenizer.json`, done from text to ids.
+    Library(Arc<Library>),
 }
 
 /// Buffers kept between stretches.
@@ -156,7 +163,7 @@ impl Tokenizer {
         self.vocabulary.kinds.get(id as usize).copied()
     }
 
-    /// The bytes that a token stands for; for a special token, its text.
+    /// The bytes that a token stands for; for a special token, and for any of a `tokenizer.json`, how it is written.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.vocabulary.bytes.get(id as usize)
     }
@@ -171,10 +178,17 @@ impl Tokenizer {
 
     /// The ids of `text`: behind BOS if `add_bos` (and there is one; pass [`Tokenizer::adds_bos`] to do as the file
     /// says), with control tokens' texts read as these tokens if `parse_special`.
-    pub fn encode(&self, text: &str, add_bos: bool, parse_special: bool) -> Vec<u32> {
+    ///
+    /// # Errors
+    /// Only for a `tokenizer.json`: where the crate that does it fails on the text, or the text has more than 16 MiB.
+    pub fn encode(&self, text: &str, add_bos: bool, parse_special: bool) -> Result<Vec<u32>> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 2);
         if add_bos {
             ids.extend(self.vocabulary.special.bos);
+        }
+        if let Method::Library(library) = &self.method {
+            ids.extend(library.encode(text, parse_special)?);
+            return Ok(ids);
         }
         let mut scratch = Scratch::default();
         let mut at_start = true;
@@ -194,11 +208,14 @@ impl Tokenizer {
                 self.encode_text(&text, &mut scratch, &mut ids);
             }
         }
-        ids
+        Ok(ids)
     }
 
     /// [`Tokenizer::encode`] of bytes: what is no UTF-8 is read as U+FFFD, one for each part that is wrong.
-    pub fn encode_bytes(&self, text: &[u8], add_bos: bool, parse_special: bool) -> Vec<u32> {
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_bytes(&self, text: &[u8], add_bos: bool, parse_special: bool) -> Result<Vec<u32>> {
         self.encode(&String::from_utf8_lossy(text), add_bos, parse_special)
     }
 
@@ -214,6 +231,7 @@ impl Tokenizer {
                     .for_each(|text| unigram.encode(text, unknown, &mut scratch.unigram, ids));
             }
             Method::Merges { merges, pre, whole } => (merges, pre, whole),
+            Method::Library(_) => return, // done in `encode`
         };
         let mut start = 0;
         for end in split::pieces(text, pre.cuts) {
@@ -227,7 +245,8 @@ impl Tokenizer {
     }
 
     /// The bytes of `ids`, special tokens as their text: the inverse of [`Tokenizer::encode`] with `parse_special` (and
-    /// without `add_bos`). They need not be UTF-8. An id past the vocabulary gives U+FFFD.
+    /// without `add_bos`). They need not be UTF-8. An id past the vocabulary gives U+FFFD. A `tokenizer.json` decodes as
+    /// it says, which need not be the inverse, and gives U+FFFD for what is no UTF-8, nothing for an id past the vocabulary.
     pub fn decode(&self, ids: &[u32]) -> Vec<u8> {
         self.decode_with(ids, true)
     }
@@ -238,6 +257,9 @@ impl Tokenizer {
     }
 
     fn decode_with(&self, ids: &[u32], show_control: bool) -> Vec<u8> {
+        if let Method::Library(library) = &self.method {
+            return library.decode(ids, show_control).into_bytes();
+        }
         let mut out = Vec::with_capacity(ids.len() * 4);
         let mut at_start = true;
         for &id in ids {

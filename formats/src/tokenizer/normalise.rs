@@ -1,31 +1,26 @@
 //! What a tokenizer does to a text before it splits it: Unicode normal forms, replacements, white space.
 //!
-//! The steps are those of `tokenizer.json`'s `normalizer`, as [Hugging Face](https://huggingface.co/docs/tokenizers)
-//! documents them, and of SentencePiece's models. In vocabularies that write a space as U+2581 the steps write the space.
+//! The steps are SentencePiece's, and those of a `tokenizer.json`'s `normalizer` that models of GGUF's kinds of tokenizers
+//! have, as [Hugging Face](https://huggingface.co/docs/tokenizers) documents them: a file converted from such a folder
+//! keeps them in a key of ours. In vocabularies that write a space as U+2581 the steps write the space.
 
 use std::borrow::Cow;
 
 use serde_json::Value as Json;
 use unicode_normalization::UnicodeNormalization;
-use unicode_normalization::char::is_combining_mark;
 
 use super::charsmap::Charsmap;
 
 /// Steps in order.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Normaliser {
+pub(crate) struct Normaliser {
     steps: Vec<Step>,
 }
 
 #[derive(Clone, Debug)]
 enum Step {
     Nfc,
-    Nfd,
     Nfkc,
-    Nfkd,
-    Lowercase,
-    /// Without combining marks.
-    StripAccents,
     Replace {
         from: String,
         to: String,
@@ -50,7 +45,7 @@ impl Normaliser {
     ///
     /// # Errors
     /// What is not known here or damaged, as a predicate.
-    pub(super) fn from_json(json: &Json, sentence: bool) -> Result<Normaliser, String> {
+    pub(crate) fn from_json(json: &Json, sentence: bool) -> Result<Normaliser, String> {
         let mut steps = Vec::new();
         read(json, sentence, &mut steps, 0)?;
         Ok(Normaliser { steps })
@@ -97,11 +92,7 @@ fn read(json: &Json, sentence: bool, steps: &mut Vec<Step>, depth: u32) -> Resul
             return Ok(());
         }
         Some("NFC") => Step::Nfc,
-        Some("NFD") => Step::Nfd,
         Some("NFKC") => Step::Nfkc,
-        Some("NFKD") => Step::Nfkd,
-        Some("Lowercase") => Step::Lowercase,
-        Some("StripAccents") => Step::StripAccents,
         Some("Strip") => {
             Step::Strip { left: json["strip_left"] != false, right: json["strip_right"] != false }
         }
@@ -147,12 +138,7 @@ impl Step {
         let plain = text.is_ascii();
         match self {
             Step::Nfc => (!plain).then(|| text.nfc().collect()),
-            Step::Nfd => (!plain).then(|| text.nfd().collect()),
             Step::Nfkc => (!plain).then(|| text.nfkc().collect()),
-            Step::Nfkd => (!plain).then(|| text.nfkd().collect()),
-            // Character by character: a word's last sigma is a sigma like any other.
-            Step::Lowercase => Some(text.chars().flat_map(char::to_lowercase).collect()),
-            Step::StripAccents => (!plain).then(|| text.chars().filter(|&c| !is_combining_mark(c)).collect()),
             Step::Replace { from, to } => {
                 text.contains(from.as_str()).then(|| text.replace(from.as_str(), to))
             }
@@ -221,11 +207,7 @@ mod tests {
     fn steps_by_hand() {
         assert_eq!(apply(json!(null), "e\u{301}"), "e\u{301}");
         assert_eq!(apply(json!({"type": "NFC"}), "e\u{301}ﬁ"), "éﬁ");
-        assert_eq!(apply(json!({"type": "NFD"}), "é"), "e\u{301}");
         assert_eq!(apply(json!({"type": "NFKC"}), "ﬁ①e\u{301}"), "fi1é");
-        assert_eq!(apply(json!({"type": "NFKD"}), "ﬁé"), "fie\u{301}");
-        assert_eq!(apply(json!({"type": "Lowercase"}), "AÉΣ"), "aéσ");
-        assert_eq!(apply(json!({"type": "StripAccents"}), "e\u{301}x"), "ex");
         assert_eq!(apply(json!({"type": "Strip", "strip_left": false, "strip_right": true}), " a \n"), " a");
         let spaces = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"});
         assert_eq!(
@@ -246,6 +228,7 @@ mod tests {
     fn what_is_not_known_is_named() {
         for (json, wanted) in [
             (json!({"type": "Nmt"}), "kind Nmt"),
+            (json!({"type": "Lowercase"}), "kind Lowercase"),
             (json!({}), "unnamed"),
             (json!({"type": "Prepend"}), "without `prepend`"),
             (json!({"type": "Replace", "pattern": {"Regex": "a+"}, "content": ""}), "a+"),

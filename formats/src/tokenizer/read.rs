@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::bpe::Merges;
 use super::charsmap::Charsmap;
+use super::library::Library;
 use super::normalise::Normaliser;
 use super::pieces::Pieces;
 use super::pre::{self, PreTokenizer};
@@ -12,7 +14,7 @@ use super::special::SpecialTokens;
 use super::unigram::Unigram;
 use super::vocabulary::{self, Spelling, Vocabulary};
 use super::{Method, SpacePrefix, TokenKind, Tokenizer, TokenizerOptions, byte_alphabet};
-use crate::gguf::{Array, GgufFile, Metadata, Value};
+use crate::gguf::{Array, Container, GgufFile, Metadata, Value};
 use crate::{FormatError, Result, safetensors};
 
 /// The object `normalizer` of a `tokenizer.json`, as text.
@@ -32,17 +34,95 @@ pub(crate) const GREEDY: &str = "thermocline.tokenizer.greedy_tokens";
 const MODEL: &str = "tokenizer.ggml.model";
 
 impl Tokenizer {
-    /// Reads the tokenizer in `file`.
+    /// Reads the tokenizer in `file`, or in the `tokenizer.json` beside it where it is a folder of safetensors.
+    ///
+    /// # Errors
+    /// Where there is none, it is damaged, or of a kind that is not known; names the key or the file.
     pub fn from_gguf(file: &GgufFile, options: &TokenizerOptions) -> Result<Tokenizer> {
-        read(file.path(), file.metadata(), options)
+        match file.container() {
+            Container::Safetensors => {
+                library(file.path().parent().unwrap_or(Path::new(".")), file.metadata(), options)
+            }
+            Container::Gguf | Container::PowerInfer => read(file.path(), file.metadata(), options),
+        }
     }
 
     /// Reads the `tokenizer.json` in `folder`, and what other files there say about it; no weights are needed.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_gguf`].
     pub fn from_folder(folder: &Path, options: &TokenizerOptions) -> Result<Tokenizer> {
         let mut metadata = Metadata::new(folder);
         safetensors::tokenizer::read(folder, &mut metadata)?;
-        read(folder, &metadata, options)
+        library(folder, &metadata, options)
     }
+}
+
+/// The `tokenizer.json` in `folder` by the crate that does it; `metadata` has its tokens, and what the other files say.
+fn library(folder: &Path, metadata: &Metadata, options: &TokenizerOptions) -> Result<Tokenizer> {
+    let path = folder.join(safetensors::tokenizer::FILE);
+    if metadata.get(MODEL).is_none() {
+        return Err(FormatError::Unsupported {
+            path: folder.to_path_buf(),
+            what: format!("a folder without `{}`", safetensors::tokenizer::FILE),
+            advice: "text cannot be tokenized without it; put the one of the model into the folder".into(),
+        });
+    }
+    if let Some(name) = &options.pre {
+        return Err(FormatError::Unsupported {
+            path,
+            what: format!("the pre-tokenizer override `{name}`"),
+            advice: "a `tokenizer.json` says itself how text is split; only GGUF files name it".into(),
+        });
+    }
+    if metadata.get(vocabulary::TOKENS).is_none() {
+        return Err(FormatError::Unsupported {
+            path,
+            what: format!("tokenizer `{}`", metadata.string(MODEL)?.unwrap_or_default()),
+            advice: format!("accepted: {}", safetensors::tokenizer::MODELS.join(", ")),
+        });
+    }
+    let mut notices = Vec::new();
+    let vocabulary = Vocabulary::read(metadata, Spelling::AsWritten, &mut notices)?;
+    let library = Library::read(&path, &vocabulary)?;
+    Ok(Tokenizer {
+        special: special_tokens(&vocabulary),
+        add_bos: adds_bos(metadata, &vocabulary, false, &mut notices)?,
+        chat_template: metadata.string("tokenizer.chat_template")?.map(str::to_owned),
+        vocabulary,
+        method: Method::Library(Arc::new(library)),
+        normaliser: Normaliser::default(),
+        space: SpacePrefix::default(),
+        notices,
+    })
+}
+
+/// What is found in a text before it is split.
+fn special_tokens(vocabulary: &Vocabulary) -> SpecialTokens {
+    let mut special = SpecialTokens::new();
+    for (id, (bytes, kind)) in vocabulary.bytes.iter().zip(&vocabulary.kinds).enumerate() {
+        match kind {
+            TokenKind::UserDefined => special.push(bytes, id as u32, true),
+            TokenKind::Control | TokenKind::Unknown => special.push(bytes, id as u32, false),
+            TokenKind::Normal | TokenKind::Unused | TokenKind::Byte => {}
+        }
+    }
+    special
+}
+
+/// Whether a text starts with BOS: as the file says, else `default`.
+fn adds_bos(
+    metadata: &Metadata,
+    vocabulary: &Vocabulary,
+    default: bool,
+    notices: &mut Vec<String>,
+) -> Result<bool> {
+    let wanted = metadata.boolean("tokenizer.ggml.add_bos_token")?;
+    if wanted == Some(true) && vocabulary.special.bos.is_none() {
+        notices
+            .push("`tokenizer.ggml.add_bos_token` is true, but there is no BOS token: none is added".into());
+    }
+    Ok(wanted.unwrap_or(default) && vocabulary.special.bos.is_some())
 }
 
 fn read(path: &Path, metadata: &Metadata, options: &TokenizerOptions) -> Result<Tokenizer> {
@@ -102,21 +182,9 @@ fn read(path: &Path, metadata: &Metadata, options: &TokenizerOptions) -> Result<
             Method::Merges { merges, pre, whole }
         }
     };
-    let mut special = SpecialTokens::new();
-    for (id, (bytes, kind)) in vocabulary.bytes.iter().zip(&vocabulary.kinds).enumerate() {
-        match kind {
-            TokenKind::UserDefined => special.push(bytes, id as u32, true),
-            TokenKind::Control | TokenKind::Unknown => special.push(bytes, id as u32, false),
-            TokenKind::Normal | TokenKind::Unused | TokenKind::Byte => {}
-        }
-    }
-    let wants_bos = metadata.boolean("tokenizer.ggml.add_bos_token")?;
-    if wants_bos == Some(true) && vocabulary.special.bos.is_none() {
-        notices
-            .push("`tokenizer.ggml.add_bos_token` is true, but there is no BOS token: none is added".into());
-    }
+    let special = special_tokens(&vocabulary);
     let by_kind = pre.map_or(!unigram, |pre| pre.add_bos);
-    let add_bos = wants_bos.unwrap_or(by_kind) && vocabulary.special.bos.is_some();
+    let add_bos = adds_bos(metadata, &vocabulary, by_kind, &mut notices)?;
     let space = SpacePrefix {
         add: metadata.boolean("tokenizer.ggml.add_space_prefix")?.unwrap_or(sentence),
         unless_there: flag(UNLESS_THERE)?,

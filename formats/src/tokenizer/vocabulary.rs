@@ -79,6 +79,8 @@ pub(super) enum Spelling {
     ByteAlphabet,
     /// Text, with U+2581 for a space.
     SentencePiece,
+    /// However the crate `tokenizers` has it.
+    AsWritten,
 }
 
 impl Vocabulary {
@@ -113,6 +115,7 @@ impl Vocabulary {
             }
             spelled.clear();
             match kinds[id] {
+                _ if spelling == Spelling::AsWritten => spelled.extend_from_slice(token),
                 TokenKind::Byte => spelled.push(byte_token(metadata, id, text)?),
                 TokenKind::Normal | TokenKind::Unused | TokenKind::UserDefined
                     if spelling == Spelling::SentencePiece =>

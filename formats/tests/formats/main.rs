@@ -6,6 +6,7 @@ mod allocations;
 mod architectures;
 mod blocks;
 mod convert;
+mod library;
 mod malformed;
 mod models;
 mod mutated;

@@ -66,7 +66,7 @@ proptest! {
         }
         if let Ok((_, model, tokenizer)) = sample::load(bytes) {
             // What was accepted can be used.
-            let ids = tokenizer.encode("hello <|im_end|> 12\n", tokenizer.adds_bos(), true);
+            let ids = tokenizer.encode("hello <|im_end|> 12\n", tokenizer.adds_bos(), true).unwrap();
             prop_assert!(ids.iter().all(|&id| (id as usize) < tokenizer.vocab_size()));
             tokenizer.decode(&ids);
             prop_assert!(model.sampleable_vocab <= model.vocab_size);

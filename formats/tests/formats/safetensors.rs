@@ -371,62 +371,59 @@ fn tokenizer(files: &[(&str, Json)]) -> formats::Result<Tokenizer> {
     Tokenizer::from_gguf(&GgufFile::open(folder.path())?, &TokenizerOptions::default())
 }
 
+/// An added token.
+pub(crate) fn added(id: u32, content: &str, special: bool) -> Json {
+    json!({"id": id, "content": content, "special": special, "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false})
+}
+
 /// `a`, `b` and a space, and what two merges make.
-fn byte_level(pre_tokenizer: Json) -> Json {
+pub(crate) fn byte_level(pre_tokenizer: Json) -> Json {
     json!({
-        "added_tokens": [
-            {"id": 6, "content": "<|end|>", "special": true}, {"id": 7, "content": "<|start|>", "special": true},
-            {"id": 9, "content": "::", "special": false},
-        ],
+        "added_tokens": [added(6, "<|end|>", true), added(7, "<|start|>", true), added(8, "::", false)],
         "normalizer": null, "pre_tokenizer": pre_tokenizer,
-        "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|start|>"}}]},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<|start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<|start|>": {"id": "<|start|>", "ids": [7], "tokens": ["<|start|>"]}}},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ġab": 4, "1": 5},
-            "merges": ["a b", ["Ġ", "ab"]]},
+            "merges": [["a", "b"], ["Ġ", "ab"]]},
     })
 }
 
 #[test]
 fn tokenizers_of_byte_level() {
-    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": true});
+    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true});
     let settings =
         json!({"bos_token": {"content": "<|start|>"}, "eos_token": "<|end|>", "chat_template": "{{ x }}"});
     let generation = json!({"eos_token_id": [6, 0]});
     let files = [("tokenizer_config.json", settings), ("generation_config.json", generation)];
     let with = |json: Json| tokenizer(&[&files[..], &[("tokenizer.json", json)]].concat());
     let found = with(byte_level(level)).unwrap();
-    assert_eq!(found.encode("ab ab<|end|>::a", true, true), [7, 3, 4, 6, 9, 0]);
+    assert_eq!(found.encode("ab ab<|end|>::a", true, true).unwrap(), [7, 3, 4, 6, 8, 0]);
     assert!(found.adds_bos());
     assert_eq!((found.special_ids().eos, found.ends_of_generation()), (Some(6), &[0, 6][..]));
-    assert_eq!((found.chat_template(), found.vocab_size()), (Some("{{ x }}"), 10));
-    let regex = |text: &str| {
-        json!({"type": "Sequence", "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": text}, "behavior": "Isolated", "invert": false},
-            {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]})
-    };
+    assert_eq!((found.chat_template(), found.vocab_size()), (Some("{{ x }}"), 9));
+    assert_eq!(found.decode(&[7, 3, 4, 8]), b"<|start|>ab ab::");
+    assert_eq!(found.decode_visible(&[7, 3, 4, 8]), b"ab ab::");
+    assert_eq!(found.special_token("<|end|>"), Some(6));
+    // The texts of special tokens are text, and stay what they are, where they are not asked for.
+    assert_eq!(found.encode("a<|end|>::", false, false).unwrap(), [0, 8]);
     says(
-        &with(byte_level(regex("a+"))).unwrap_err(),
-        &["`Split a+ + ByteLevel of tokenizer.json`", "accepted"],
+        &Tokenizer::from_folder(Path::new("none"), &TokenizerOptions::with_pre("gpt-2")).unwrap_err(),
+        &["without `tokenizer.json`"],
     );
-    let mut normalised = byte_level(json!({"type": "ByteLevel", "use_regex": true}));
-    normalised["normalizer"] = json!({"type": "Lowercase"});
-    assert_eq!(with(normalised.clone()).unwrap().encode("aB", false, false), [3]);
-    normalised["normalizer"] = json!({"type": "Nmt"});
-    says(&with(normalised).unwrap_err(), &["thermocline.tokenizer.normalizer", "kind Nmt"]);
-    let mut greedy = byte_level(json!({"type": "ByteLevel"}));
-    greedy["added_tokens"][2]["rstrip"] = json!(true);
-    let notices = with(greedy).unwrap().notices().join("\n");
-    assert!(notices.contains("the tokens `::` take white space"), "{notices}");
-    let mut broken = byte_level(json!({"type": "ByteLevel"}));
-    broken["model"]["vocab"]["a"] = json!(1_u64 << 40);
-    says(&with(broken).unwrap_err(), &["tokenizer.json", "ids up to 1099511627776"]);
-    let words = json!({"model": {"type": "WordPiece", "vocab": {}}});
-    says(&with(words).unwrap_err(), &["`WordPiece of tokenizer.json`", "accepted: gpt2"]);
-    let unigram = |vocab: Json| json!({"model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}});
-    says(&with(unigram(json!([]))).unwrap_err(), &["tokenizer.ggml.tokens", "lists 0 tokens"]);
-    says(&with(unigram(json!([["a"]]))).unwrap_err(), &["no list `model.vocab` of tokens with scores"]);
-    let found = with(unigram(json!([["<unk>", 0.0], ["a", -1.0], ["ab", -1.5], ["b", -3.0]]))).unwrap();
-    assert_eq!(found.encode("abxxb", false, false), [2, 0, 3]);
-    says(&tokenizer(&[]).unwrap_err(), &["tokenizer.ggml.model", "is missing"]);
+
+    let mut gap = byte_level(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true}));
+    gap["added_tokens"][2]["id"] = json!(9);
+    says(&with(gap.clone()).unwrap_err(), &["tokenizer.json", "`::` another id than 8"]);
+    gap["added_tokens"][2]["id"] = json!(1_u64 << 40);
+    says(&with(gap.clone()).unwrap_err(), &["tokenizer.json", "ids up to 1099511627776"]);
+    gap["added_tokens"][2] = added(8, "::", false);
+    gap["model"]["dropout"] = json!(0.5);
+    says(&with(gap).unwrap_err(), &["tokenizer.json", "model.dropout"]);
+    says(&tokenizer(&[]).unwrap_err(), &["a folder without `tokenizer.json`"]);
 }
 
 /// The merges that make each token of a SentencePiece model, best first, as Hugging Face's converter lists them.
@@ -451,7 +448,11 @@ fn from_pieces(model: &Json, prefix: bool) -> Json {
         .zip(&kinds)
         .enumerate()
         .filter(|(_, (_, kind))| matches!(kind, 3 | 4))
-        .map(|(id, (token, kind))| json!({"id": id, "content": token, "special": *kind == 3}))
+        .map(|(id, (token, kind))| {
+            let mut token = added(id as u32, token, *kind == 3);
+            token["normalized"] = json!(*kind == 4); // looked for where spaces are U+2581 already
+            token
+        })
         .collect();
     let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
     let steps =
@@ -469,7 +470,7 @@ fn tokenizers_of_sentencepiece() {
         for (text, wanted) in
             fixture["texts"].as_array().unwrap().iter().zip(fixture[name]["ids"].as_array().unwrap())
         {
-            let ids = found.encode(text.as_str().unwrap(), false, false);
+            let ids = found.encode(text.as_str().unwrap(), false, false).unwrap();
             assert_eq!(json!(ids), *wanted, "{name}: {text}");
         }
     }

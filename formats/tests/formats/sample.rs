@@ -148,7 +148,7 @@ fn the_sample_is_valid() {
         model.notices,
         tokenizer.notices()
     );
-    let ids = tokenizer.encode("hello to 123", false, false);
+    let ids = tokenizer.encode("hello to 123", false, false).unwrap();
     let texts: Vec<_> = ids.iter().map(|&id| tokenizer.token_bytes(id).unwrap()).collect();
     assert_eq!(texts, [&b"hello"[..], b" t", b"o", b" ", b"1", b"2", b"3"]);
 }

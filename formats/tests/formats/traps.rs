@@ -64,7 +64,7 @@ fn row_03_pre_tokenizer_missing_or_unknown() {
     let file = GgufFile::parse("sample", writer.to_bytes()).unwrap();
     let tokenizer = Tokenizer::from_gguf(&file, &TokenizerOptions::with_pre("gpt-2")).unwrap();
     assert!(tokenizer.notices().is_empty());
-    let texts = |t: &Tokenizer, text| t.encode(text, false, false).len();
+    let texts = |t: &Tokenizer, text| t.encode(text, false, false).unwrap().len();
     // `12` is one token unless digits are cut one by one, as smollm does.
     assert_eq!((texts(&tokenizer, "12"), texts(&loaded(|_| {}).2, "12")), (1, 2));
     says(&Tokenizer::from_gguf(&file, &TokenizerOptions::with_pre("typo")).unwrap_err(), &["`typo`"]);
@@ -132,7 +132,7 @@ fn row_08_special_ids_out_of_range_and_zero() {
     {
         assert!(notices.contains(part), "{part}: {notices}");
     }
-    assert_eq!(tokenizer.encode("hello", tokenizer.adds_bos(), true).len(), 1);
+    assert_eq!(tokenizer.encode("hello", tokenizer.adds_bos(), true).unwrap().len(), 1);
     let (_, _, tokenizer) = loaded(set("tokenizer.ggml.eos_token_id", 0_u32));
     assert_eq!(tokenizer.special_ids().eos, Some(0));
     assert!(tokenizer.is_end_of_generation(0));
@@ -243,7 +243,7 @@ fn row_14_long_runs_take_linear_time() {
             std::iter::once((&tokenizer, 1 << 20)).chain(others.iter().map(|t| (t, 1 << 17)))
         {
             let text = unit.repeat(size / unit.len());
-            let ids = tokenizer.encode(&text, false, true);
+            let ids = tokenizer.encode(&text, false, true).unwrap();
             assert_eq!(tokenizer.decode(&ids), text.as_bytes(), "{unit:?}");
         }
     }
@@ -256,23 +256,23 @@ fn row_15_texts_round_trip() {
         ["", " a", "a ", "\n\n", "<|endoftext|> a", "<|endoftext|>a<|endoftext|>", "  ", "\0\u{7f}", "é ½ 😀"]
     {
         for parse_special in [false, true] {
-            let ids = tokenizer.encode(text, false, parse_special);
+            let ids = tokenizer.encode(text, false, parse_special).unwrap();
             assert_eq!(tokenizer.decode(&ids), text.as_bytes(), "{text:?}");
         }
     }
-    assert_eq!(tokenizer.encode("", true, true), [0]);
+    assert_eq!(tokenizer.encode("", true, true).unwrap(), [0]);
     // Both keys, both ways.
     for (bos, space) in [(false, false), (false, true), (true, false), (true, true)] {
         let (_, _, tokenizer) = loaded(|w| {
             w.set("tokenizer.ggml.add_bos_token", bos).set("tokenizer.ggml.add_space_prefix", space);
         });
         for text in ["to", " to", "", "<|im_end|>to", "to<|im_end|> to"] {
-            let ids = tokenizer.encode(text, tokenizer.adds_bos(), true);
+            let ids = tokenizer.encode(text, tokenizer.adds_bos(), true).unwrap();
             assert_eq!(tokenizer.starts_with_bos(&ids), bos);
             let body = if bos { &ids[1..] } else { &ids[..] };
             assert_eq!(tokenizer.decode(body), text.as_bytes(), "{text:?} {bos} {space}");
         }
-        let first = tokenizer.encode("to", false, true)[0];
+        let first = tokenizer.encode("to", false, true).unwrap()[0];
         assert_eq!(tokenizer.token_bytes(first).unwrap(), if space { &b" t"[..] } else { b"t" });
     }
 }
@@ -288,7 +288,7 @@ fn row_16_every_end_token_ends() {
     assert_eq!(ends(&set("tokenizer.ggml.eom_token_id", 8_u64)), [0, 1, 8]);
     // Markers are not shown, even where the file forgot their type.
     let (_, _, tokenizer) = loaded(remove("tokenizer.ggml.token_type"));
-    let ids = tokenizer.encode("hello<|im_end|>", false, true);
+    let ids = tokenizer.encode("hello<|im_end|>", false, true).unwrap();
     assert_eq!(ids.last(), Some(&1));
     assert_eq!(tokenizer.decode_visible(&ids), b"hello");
     let mut decoder = StreamDecoder::new(false);
@@ -316,7 +316,7 @@ proptest! {
     #[test]
     fn row_15_random_text_round_trips_and_streams(text in any::<String>(), special in any::<bool>()) {
         let (_, _, tokenizer) = loaded(|_| {});
-        let ids = tokenizer.encode(&text, false, special);
+        let ids = tokenizer.encode(&text, false, special).unwrap();
         prop_assert_eq!(tokenizer.decode(&ids), text.as_bytes());
         let mut decoder = StreamDecoder::new(true);
         let mut streamed: String = ids.iter().map(|&id| decoder.push(&tokenizer, id)).collect();
@@ -336,5 +336,5 @@ fn row_15_a_megabyte_of_random_text_round_trips() {
         let range = if state >> 63 == 0 { 128 } else { 0x11_0000 };
         text.extend(char::from_u32(((state >> 33) as u32) % range));
     }
-    assert_eq!(tokenizer.decode(&tokenizer.encode(&text, false, true)), text.as_bytes());
+    assert_eq!(tokenizer.decode(&tokenizer.encode(&text, false, true).unwrap()), text.as_bytes());
 }

@@ -88,6 +88,7 @@ const RESERVED: &[(&str, &[&str], &str)] = &[
         "only the loader and devices that open a vendor's library load libraries",
     ),
     ("anyhow", &["engine-core/cli", "xtask"], "libraries have an error enum of their own"),
+    ("tokenizers", &["formats"], "what tokenizes a text is for `formats` to know"),
 ];
 
 /// Packages that no crate under a folder may name, and why.

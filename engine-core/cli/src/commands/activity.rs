@@ -31,7 +31,7 @@ pub(super) fn activity(global: &Global, args: &ActivityArgs) -> Result<()> {
         None => {
             let path = args.input.file.as_deref().unwrap_or(Path::new("-"));
             let tokenizer = running.tokenizer()?;
-            tokenizer.encode(&prompt::read_text(path)?, tokenizer.adds_bos(), true)
+            tokenizer.encode(&prompt::read_text(path)?, tokenizer.adds_bos(), true)?
         }
     };
     if ids.is_empty() {

@@ -61,7 +61,7 @@ pub(super) fn bench(global: &Global, args: &BenchArgs) -> Result<()> {
         let ids = match &args.text {
             Some(path) => {
                 let tokenizer = running.tokenizer()?;
-                Some(tokenizer.encode(&prompt::read_text(path)?, tokenizer.adds_bos(), true))
+                Some(tokenizer.encode(&prompt::read_text(path)?, tokenizer.adds_bos(), true)?)
             }
             None => None,
         };

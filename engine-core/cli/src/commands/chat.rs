@@ -75,13 +75,13 @@ fn start(args: &ChatArgs) -> Result<Conversation> {
 }
 
 /// Ids of a rendered prompt with exactly one BOS in front where the model or the template wants one.
-fn prompt_ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
-    let mut ids = tokenizer.encode(text, false, true);
-    let Some(bos) = tokenizer.special_ids().bos else { return ids };
+fn prompt_ids(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
+    let mut ids = tokenizer.encode(text, false, true)?;
+    let Some(bos) = tokenizer.special_ids().bos else { return Ok(ids) };
     let written = ids.iter().take_while(|id| **id == bos).count();
     let wanted = usize::from(written > 0 || tokenizer.adds_bos());
     ids.splice(..written, std::iter::repeat_n(bos, wanted));
-    ids
+    Ok(ids)
 }
 
 /// A conversation under way.
@@ -118,7 +118,7 @@ impl Chat<'_> {
     fn answer(&mut self) -> Result<Generation> {
         let text = self.template.render(&self.conversation, true)?;
         tracing::debug!("prompt: {text:?}");
-        let ids = prompt_ids(self.running.tokenizer()?, &text);
+        let ids = prompt_ids(self.running.tokenizer()?, &text)?;
         let kept = self.session.reuse_prefix(&ids);
         tracing::debug!("{kept} of {} tokens are in the KV cache already", ids.len());
         let (session, rest) = (&mut self.session, &ids[kept..]);

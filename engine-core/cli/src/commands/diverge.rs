@@ -37,7 +37,7 @@ pub(super) fn diverge(global: &Global, args: &DivergeArgs) -> Result<ExitCode> {
     let trace = trace::Trace::new(
         &file,
         &TraceOptions {
-            ids: tokenizer.encode(&args.prompt, tokenizer.adds_bos(), true),
+            ids: tokenizer.encode(&args.prompt, tokenizer.adds_bos(), true)?,
             decoded: args.decode,
             batch: args.batch,
             activations,

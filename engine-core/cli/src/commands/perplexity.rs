@@ -117,7 +117,7 @@ fn chunks(running: &Running, args: &PerplexityArgs) -> Result<Vec<Vec<u32>>> {
     let tokenizer = running.tokenizer()?;
     let chunk = running.engine.context() as usize;
     let text = prompt::read_text(&args.file)?;
-    let mut ids = tokenizer.encode(&text, tokenizer.adds_bos(), false);
+    let mut ids = tokenizer.encode(&text, tokenizer.adds_bos(), false)?;
     drop(text);
     let bos = tokenizer.special_ids().bos.filter(|_| tokenizer.adds_bos());
     let count = (ids.len() / chunk).min(args.chunks.unwrap_or(u32::MAX) as usize);

@@ -36,7 +36,7 @@ pub(super) fn run(global: &Global, args: &RunArgs, matches: &ArgMatches) -> Resu
 /// with it already; then nothing is added, and said.
 pub(super) fn prompt_ids(running: &Running, text: &str, no_bos: bool) -> Result<Vec<u32>> {
     let tokenizer = running.tokenizer()?;
-    let ids = tokenizer.encode(text, false, true);
+    let ids = tokenizer.encode(text, false, true)?;
     if no_bos || !tokenizer.adds_bos() {
         return Ok(ids);
     }
@@ -46,7 +46,7 @@ pub(super) fn prompt_ids(running: &Running, text: &str, no_bos: bool) -> Result<
         );
         return Ok(ids);
     }
-    Ok(tokenizer.encode(text, true, true))
+    Ok(tokenizer.encode(text, true, true)?)
 }
 
 /// What the settings say about a generation.
@@ -119,7 +119,8 @@ pub(super) fn cut(running: &Running, generation: &Generation, max_tokens: Option
 pub(super) fn summarise(running: &Running, generation: &Generation, max_tokens: Option<u32>) {
     let timings = &generation.timings;
     let why = match generation.finish_reason {
-        FinishReason::Stop => "the model or a stop text ended it".to_owned(),
+        FinishReason::Stop if generation.stop_string => "a stop text ended it (--stop)".to_owned(),
+        FinishReason::Stop => "the model ended it".to_owned(),
         FinishReason::Length => cut(running, generation, max_tokens),
         FinishReason::Cancelled => "stopped by Ctrl-C".to_owned(),
     };

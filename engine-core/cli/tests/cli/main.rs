@@ -10,6 +10,7 @@ mod chat;
 mod convert;
 mod diverge;
 mod generation;
+mod interrupt;
 mod limits;
 mod linked_in;
 mod misbehaving;
@@ -38,6 +39,7 @@ fn main() -> std::process::ExitCode {
         diverge::tests(),
         convert::tests(),
         prepare::tests(),
+        interrupt::tests(),
         templates::tests(),
     ];
     let trials: Vec<Trial> = all
@@ -67,6 +69,7 @@ fn main() -> std::process::ExitCode {
                 .into_iter()
                 .chain(convert::tests_with_python())
                 .chain(misbehaving::tests_with_fixtures())
+                .chain(interrupt::tests_with_terminal())
                 .map(|(name, lacking, test)| {
                     let run = move || {
                         test();

@@ -1,6 +1,7 @@
 //! Prompts beside those of transformers: 20 conversations by templates written for this, and by those of real models
 //! (templates/make_expected.py).
 
+use crate::program::{model, run};
 use crate::{ModelTest, Test};
 use formats::gguf::GgufFile;
 use formats::tokenizer::{Tokenizer, TokenizerOptions};
@@ -15,7 +16,39 @@ mod template;
 use template::{ChatTemplate, Conversation, TemplateError};
 
 pub(crate) fn tests() -> Vec<Test> {
-    vec![("prompts_equal_transformers", prompts_equal_transformers)]
+    vec![
+        ("prompts_equal_transformers", prompts_equal_transformers),
+        ("templates_without_end_are_given_up", bombs),
+    ]
+}
+
+/// Few instructions can fill any memory, and few more any file: the error says which, and about where.
+fn bombs() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("bomb.jinja");
+    let doubled = |twice: &str| {
+        format!(
+            "{{% set ns = namespace(x='aaaa') %}}\n{{% for i in range(60) %}}\n{{% set ns.x = {twice} %}}\n{{% endfor %}}"
+        )
+    };
+    let memory = "more than 512 MiB of memory, near line 3";
+    for (source, wanted) in [
+        (doubled("ns.x ~ ns.x"), memory),
+        (doubled("ns.x + ns.x"), memory),
+        (doubled("[ns.x, ns.x] | join"), memory),
+        (
+            "\n{% for i in range(100000) %}{{ 'a' * 10000 }}{% endfor %}".into(),
+            "more than 16 MiB, near line 2",
+        ),
+    ] {
+        std::fs::write(&template, &source).unwrap();
+        let template = template.to_str().unwrap();
+        run(&["chat", "-m", &model(), "--template", template]).fails_with(&[
+            "chat template",
+            wanted,
+            "--template FILE",
+        ]);
+    }
 }
 
 pub(crate) fn tests_with_models() -> Vec<ModelTest> {

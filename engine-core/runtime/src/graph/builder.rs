@@ -86,6 +86,13 @@ impl<'a> Builder<'a> {
         Ok(self.constant(weight))
     }
 
+    /// The constant slot of the matrix of a linear map, wherever its rows are.
+    pub(super) fn matrix(&mut self, purpose: Use, linear: &formats::model::Linear) -> Result<SlotId> {
+        let dtype = self.options.conversions.target(purpose, linear.weight.dtype);
+        let weight = Weight::linear(self.options.model, linear, dtype)?;
+        Ok(self.constant(weight))
+    }
+
     /// The constant slot of a vector.
     pub(super) fn vector(&mut self, tensor: &TensorInfo) -> Result<SlotId> {
         let weight = Weight::vector(self.options.model, tensor, 0.0)?;

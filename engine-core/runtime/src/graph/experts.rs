@@ -72,12 +72,12 @@ pub(super) fn emit(
     let selection = sparse_selection(builder, share.sparsity, None)?;
     let (function, up_function) = functions(builder, ffn)?;
     let (down, down_layout) = match &ffn.down {
-        Down::Plain(linear) => (&linear.weight, DownLayout::OutputRows),
-        Down::Transposed(linear) => (&linear.weight, DownLayout::NeuronRows),
+        Down::Plain(linear) => (linear, DownLayout::OutputRows),
+        Down::Transposed(linear) => (linear, DownLayout::NeuronRows),
         other => return Err(builder.unsupported(format!("{other:?}"), "convert the model again")),
     };
     let hidden = match down_layout {
-        DownLayout::OutputRows => builder.activations(Use::Neurons, &[down]),
+        DownLayout::OutputRows => builder.activations(Use::Neurons, &[&down.weight]),
         DownLayout::NeuronRows => Quantization::None,
     };
     let arithmetic = Arithmetic {
@@ -94,11 +94,11 @@ pub(super) fn emit(
         chosen: routed.chosen,
         weights: routed.weights,
         gate: match ffn.gated {
-            true => Some(builder.weight(Use::Neurons, &ffn.gate.weight)?),
+            true => Some(builder.matrix(Use::Neurons, &ffn.gate)?),
             false => None,
         },
-        up: builder.weight(Use::Neurons, &ffn.up.weight)?,
-        down: builder.weight(Use::Neurons, down)?,
+        up: builder.matrix(Use::Neurons, &ffn.up)?,
+        down: builder.matrix(Use::Neurons, down)?,
         output,
         active_count,
         experts: size(model, "expert_count", count)?,

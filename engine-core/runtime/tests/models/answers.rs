@@ -27,8 +27,8 @@ fn tokenizer() -> Result<Tokenizer, Failed> {
     Ok(Tokenizer::from_gguf(&GgufFile::open(story())?, &TokenizerOptions::default())?)
 }
 
-fn prompt(tokenizer: &Tokenizer) -> Vec<u32> {
-    tokenizer.encode(PROMPT, true, false)
+fn prompt(tokenizer: &Tokenizer) -> Result<Vec<u32>, Failed> {
+    Ok(tokenizer.encode(PROMPT, true, false)?)
 }
 
 fn run(setup: Setup, sampling: SamplingOptions) -> Result<Generation, Failed> {
@@ -36,13 +36,13 @@ fn run(setup: Setup, sampling: SamplingOptions) -> Result<Generation, Failed> {
     let mut session = setup.load(&story())?.session()?;
     let options = GenerateOptions { max_tokens: Some(40), sampling, ..GenerateOptions::default() };
     let cancel = AtomicBool::new(false);
-    Ok(generate(&mut session, &tokenizer, &prompt(&tokenizer), &options, &mut |_| (), &cancel)?)
+    Ok(generate(&mut session, &tokenizer, &prompt(&tokenizer)?, &options, &mut |_| (), &cancel)?)
 }
 
 /// Logits after the prompt and after ten more ids, as bits.
 fn bits(setup: Setup) -> Result<Vec<u32>, Failed> {
     let mut session = setup.load(&story())?.session()?;
-    let mut bits: Vec<u32> = session.prefill(&prompt(&tokenizer()?))?.iter().map(|l| l.to_bits()).collect();
+    let mut bits: Vec<u32> = session.prefill(&prompt(&tokenizer()?)?)?.iter().map(|l| l.to_bits()).collect();
     for id in 300..310 {
         session.decode(id)?;
     }
@@ -92,7 +92,7 @@ fn cpu_agrees_with_the_oracle() -> Outcome {
 
 fn ways_agree() -> Outcome {
     let engine = Setup::on("cpu").load(&story())?;
-    let ids = prompt(&tokenizer()?);
+    let ids = prompt(&tokenizer()?)?;
     let (mut scored, mut decoded) = (Vec::new(), Vec::new());
     engine.session()?.score(&ids, &mut |_, logits| scored.push(logits.to_vec()))?;
     let mut session = engine.session()?;
@@ -132,7 +132,7 @@ fn story_ends() -> Outcome {
     let mut on_text = |text: &str| streamed.push_str(text);
     let cancel = AtomicBool::new(false);
     let generation =
-        generate(&mut session, &tokenizer, &prompt(&tokenizer), &options, &mut on_text, &cancel)?;
+        generate(&mut session, &tokenizer, &prompt(&tokenizer)?, &options, &mut on_text, &cancel)?;
     ensure(generation.text == streamed, || "the stream is not the text".into())?;
     ensure(!generation.text.contains("<|endoftext|>"), || "the end marker is shown".into())?;
     let full = session.past() == session.engine().context();
@@ -148,7 +148,7 @@ fn story_ends() -> Outcome {
 
 fn rewound() -> Outcome {
     let engine = Setup::on("cpu").load(&story())?;
-    let ids = prompt(&tokenizer()?);
+    let ids = prompt(&tokenizer()?)?;
     let mut session = engine.session()?;
     session.prefill(&[7; 100])?;
     session.rewind(0)?;

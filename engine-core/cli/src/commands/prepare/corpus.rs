@@ -27,7 +27,7 @@ pub(in crate::commands) fn texts_of(running: &Running, path: &Path) -> Result<Ve
     };
     let bos = tokenizer.adds_bos();
     let parts = parts.iter().filter(|part| !part.is_empty());
-    Ok(parts.map(|part| tokenizer.encode(part, bos, true)).collect())
+    Ok(parts.map(|part| tokenizer.encode(part, bos, true)).collect::<Result<_, _>>()?)
 }
 
 /// Texts of all files in turn, in parts that fit the context, until there are enough tokens.
