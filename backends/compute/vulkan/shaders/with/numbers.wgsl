@@ -47,17 +47,40 @@ fn float_to_half(bits: u32) -> u32 {
     return sign | ((rounded - 0x38000000u) >> 13u);
 }
 
-/// `a / b`, rounded to nearest where the device has a fused multiply-add.
+/// `a / b` for numbers that are not negative, rounded to nearest, ties to even, by long division of the mantissas: drivers'
+/// own divisions may be off by two units in the last place, which would turn ties of int8 codes the other way.
 fn divide(a: f32, b: f32) -> f32 {
-    let q = a / b;
-    if !is_finite(q) || q == 0.0 || !is_finite(b) {
-        return q;
+    let plain = a / b;
+    let a_bits = bitcast<u32>(a);
+    let b_bits = bitcast<u32>(b);
+    let smallest = 0x00800000u;
+    if a_bits < smallest || b_bits < smallest || !is_finite(a) || !is_finite(b) {
+        return plain;
     }
-    let better = q + fma(-q, b, a) / b;
-    if !is_finite(better) {
-        return q;
+    var rest = (a_bits & 0x7FFFFFu) | smallest;
+    let divisor = (b_bits & 0x7FFFFFu) | smallest;
+    var exponent = i32(a_bits >> 23u) - i32(b_bits >> 23u) + 127;
+    if rest < divisor {
+        rest = rest << 1u;
+        exponent -= 1;
     }
-    return better;
+    var quotient = 1u;
+    rest -= divisor;
+    for (var i = 0u; i < 24u; i++) {
+        rest = rest << 1u;
+        quotient = quotient << 1u;
+        if rest >= divisor {
+            rest -= divisor;
+            quotient |= 1u;
+        }
+    }
+    if exponent < 1 || exponent > 253 {
+        return plain;
+    }
+    let kept = quotient >> 1u;
+    let up = (quotient & 1u) == 1u && (rest != 0u || (kept & 1u) == 1u);
+    // Rounding up may carry into the exponent, which is then right as well.
+    return bitcast<f32>((u32(exponent) << 23u) + (kept & 0x7FFFFFu) + select(0u, 1u, up));
 }
 
 fn power_of_two(n: i32) -> f32 {
