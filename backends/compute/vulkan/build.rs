@@ -97,6 +97,8 @@ fn compile(variant: &Variant) -> Result<Vec<u32>, Box<dyn Error>> {
     let options = spv::Options {
         lang_version: (1, 3),
         flags: spv::WriterFlags::empty(),
+        // Nothing that a device may lack: bytes are taken apart with shifts.
+        capabilities: Some([spv::Capability::Shader].into_iter().collect()),
         // Indices are computed from shapes that were checked when the list was prepared.
         bounds_check_policies: naga::proc::BoundsCheckPolicies::default(),
         zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
