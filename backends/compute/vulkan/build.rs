@@ -50,7 +50,9 @@ fn variants() -> Vec<Variant> {
                 all.push(Variant {
                     name: format!("product_{format}_{mode}_{tile}"),
                     file: "product",
-                    constants: format!("{constant}const MODE: u32 = {mode_code}u;\nconst TILE: u32 = {tile}u;\n"),
+                    constants: format!(
+                        "{constant}const MODE: u32 = {mode_code}u;\nconst TILE: u32 = {tile}u;\n"
+                    ),
                 });
             }
         }
@@ -69,7 +71,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let file = format!("{}.spv", variant.name);
         std::fs::write(out.join(&file), bytes)?;
-        let _ = writeln!(table, "    ({:?}, include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{file}\"))),", variant.name);
+        let _ = writeln!(
+            table,
+            "    ({:?}, include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{file}\"))),",
+            variant.name
+        );
     }
     table.push_str("];\n");
     std::fs::write(out.join("shaders.rs"), table)?;
@@ -91,9 +97,12 @@ fn source(variant: &Variant) -> Result<String, Box<dyn Error>> {
 fn compile(variant: &Variant) -> Result<Vec<u32>, Box<dyn Error>> {
     let text = source(variant)?;
     let module = naga::front::wgsl::parse_str(&text).map_err(|e| e.emit_to_string(&text))?;
-    let info = Validator::new(ValidationFlags::all(), Capabilities::IMMEDIATES | Capabilities::SHADER_FLOAT16_IN_FLOAT32)
-        .validate(&module)
-        .map_err(|e| e.emit_to_string(&text))?;
+    let info = Validator::new(
+        ValidationFlags::all(),
+        Capabilities::IMMEDIATES | Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+    )
+    .validate(&module)
+    .map_err(|e| e.emit_to_string(&text))?;
     let options = spv::Options {
         lang_version: (1, 3),
         flags: spv::WriterFlags::empty(),

@@ -1,10 +1,11 @@
-// with: push, numbers, weights_binding, weights
-// A matrix product: each workgroup has ROWS rows of weights and TILE tokens. A lane sums every 64th group of four columns
-// from left to right, then lanes are added as a tree: the order depends on the number of columns alone.
+// with: push, numbers, weights_binding, weights, blocks
+// A matrix product: each workgroup has ROWS rows of weights and TILE tokens. A lane sums every 64th group of columns (four, or
+// eight of a block with one scale) from left to right, then lanes are added as a tree: the order depends on the number of
+// columns alone.
 //
 // n0: rows, columns, tokens, bytes from row to row        n1: words from row to row of x and of out, flags, first row
 // n2: function, threshold, bytes from row to row of mask, first word of the active neurons in `parameters`
-@group(0) @binding(1) var<storage, read> x: array<u32>;
+@group(0) @binding(1) var<storage, read> x: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read_write> out: array<u32>;
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
 @group(0) @binding(4) var<storage, read> mask: array<u32>;
@@ -88,18 +89,26 @@ fn finish(row: u32, token: u32, sum: f32) {
 fn load_x(token: u32, c: u32) -> vec4<u32> {
     let at = p.base.y + min(token, p.n0.z - 1u) * p.n1.x + c;
     if c + 4u <= p.n0.y {
-        return vec4<u32>(x[at], x[at + 1u], x[at + 2u], x[at + 3u]);
+        if (at & 3u) == 0u {
+            return x[at >> 2u];
+        }
+        return vec4<u32>(x_at(at), x_at(at + 1u), x_at(at + 2u), x_at(at + 3u));
     }
-    var bits = vec4<u32>(x[at], 0u, 0u, 0u);
+    var bits = vec4<u32>(x_at(at), 0u, 0u, 0u);
     if c + 1u < p.n0.y {
-        bits.y = x[at + 1u];
+        bits.y = x_at(at + 1u);
     }
     if c + 2u < p.n0.y {
-        bits.z = x[at + 2u];
+        bits.z = x_at(at + 2u);
     }
     return bits;
 }
 
+fn x_at(at: u32) -> u32 {
+    return x[at >> 2u][at & 3u];
+}
+
+/// `sum + w . x`, from the first to the last; what takes no part is left out.
 fn add(sum: f32, w: vec4<f32>, bits: vec4<u32>) -> f32 {
     let v = bitcast<vec4<f32>>(bits);
     var s = sum;
@@ -144,7 +153,33 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var i = 0u; i < ALL; i++) {
         sum[i] = 0.0;
     }
-    if any {
+    if any && BLOCKS {
+        // Eight columns of a block: two groups of four.
+        for (var unit = lane; unit < p.n0.y / 8u; unit += LANES) {
+            let first = first_column(unit);
+            let second = first + SECOND;
+            var low: array<vec4<u32>, TILE>;
+            var high: array<vec4<u32>, TILE>;
+            for (var t = 0u; t < TILE; t++) {
+                low[t] = load_x(token0 + t, first);
+                high[t] = load_x(token0 + t, second);
+            }
+            for (var r = 0u; r < ROWS; r++) {
+                if wanted[r] {
+                    let w = load_unit(p.base.x + (row0 + r) * p.n0.w, unit);
+                    for (var t = 0u; t < TILE; t++) {
+                        let dot = add(add(0.0, w.low, low[t]), w.high, high[t]);
+                        var s = sum[r * TILE + t];
+                        if FORMAT == 5u {
+                            let ones = vec4<f32>(1.0);
+                            s = fma(w.minimum, add(add(0.0, ones, low[t]), ones, high[t]), s);
+                        }
+                        sum[r * TILE + t] = fma(w.scale, dot, s);
+                    }
+                }
+            }
+        }
+    } else if any {
         for (var c = lane * 4u; c < p.n0.y; c += LANES * 4u) {
             var bits: array<vec4<u32>, TILE>;
             for (var t = 0u; t < TILE; t++) {

@@ -88,9 +88,7 @@ fn serve(tasks: &Receiver<Task>, timeline: &Timeline, counts: &Counts, pipelines
     while let Ok(Task { value, submission, waits }) = tasks.recv() {
         let failed = waits.iter().find_map(|w| timeline.failure(*w).map(|error| (w, error)));
         let result = match failed {
-            Some((wait, error)) => {
-                Err(Error::dependency_failed(format!("value {} failed: {error}", wait.0)))
-            }
+            Some((wait, error)) => Err(Error::dependency_failed(format!("value {} failed: {error}", wait.0))),
             None => {
                 // What the submission holds is given up when it returns: the host may free buffers once it is reached.
                 let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| submission.run()));

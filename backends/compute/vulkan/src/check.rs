@@ -6,7 +6,7 @@ use engine_core::operation::{
 };
 use engine_core::{DType, TensorType};
 
-use crate::kernels::{DOWN_TILE, CHUNK, LONGEST_HEAD, WEIGHT_TYPES, format_name, function_code};
+use crate::kernels::{CHUNK, DOWN_TILE, LONGEST_HEAD, WEIGHT_TYPES, format_name, function_code};
 
 /// What the device allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,10 @@ impl Checker<'_> {
         let slot = self.slot(id)?;
         let t = slot.tensor;
         if !t.row_stride.is_multiple_of(unit) && t.rows > 1 {
-            return Err(format!("`{}`: a row stride of {} bytes is no multiple of {unit}", slot.name, t.row_stride));
+            return Err(format!(
+                "`{}`: a row stride of {} bytes is no multiple of {unit}",
+                slot.name, t.row_stride
+            ));
         }
         if t.bytes() > self.limits.window() {
             return Err(format!(
@@ -112,10 +115,16 @@ impl Checker<'_> {
         }
         let unit = if t.dtype == DType::F32 { 4 } else { 2 };
         if !t.row_stride.is_multiple_of(unit) && t.rows > 1 {
-            return Err(format!("`{}`: a row stride of {} bytes is no multiple of {unit}", slot.name, t.row_stride));
+            return Err(format!(
+                "`{}`: a row stride of {} bytes is no multiple of {unit}",
+                slot.name, t.row_stride
+            ));
         }
         if t.row_stride.saturating_mul(2 * CHUNK) > self.limits.window() {
-            return Err(format!("`{}`: rows {} bytes apart are too far for this device", slot.name, t.row_stride));
+            return Err(format!(
+                "`{}`: rows {} bytes apart are too far for this device",
+                slot.name, t.row_stride
+            ));
         }
         Ok(t)
     }
@@ -156,7 +165,10 @@ impl Checker<'_> {
     fn cache(&self, cache: SlotId, columns: u64) -> Result<(), String> {
         let slot = self.slot(cache)?;
         if !columns.is_multiple_of(2) {
-            return Err(format!("`{}`: {columns} elements of keys per position are an odd number", slot.name));
+            return Err(format!(
+                "`{}`: {columns} elements of keys per position are an odd number",
+                slot.name
+            ));
         }
         if slot.tensor.bytes() / 2 > self.limits.window() {
             return Err(format!(
@@ -234,7 +246,9 @@ impl Checker<'_> {
                 self.words(*output)?;
                 self.cache(*cache, u64::from(*kv_heads) * u64::from(*head_dim))?;
                 if *head_dim > LONGEST_HEAD {
-                    return Err(format!("heads of {head_dim} elements; the shader has room for {LONGEST_HEAD}"));
+                    return Err(format!(
+                        "heads of {head_dim} elements; the shader has room for {LONGEST_HEAD}"
+                    ));
                 }
                 if u64::from(*heads) > self.limits.max_groups {
                     return Err(format!("more than {} heads", self.limits.max_groups));
@@ -297,7 +311,9 @@ impl Checker<'_> {
         if ffn.down_layout == DownLayout::NeuronRows {
             let (tokens, bytes) = partials(neurons, width, self.list.token_capacity.into(), self.limits);
             if bytes > self.limits.window() {
-                return Err(format!("partial sums of {bytes} bytes are more than a shader of this device sees"));
+                return Err(format!(
+                    "partial sums of {bytes} bytes are more than a shader of this device sees"
+                ));
             }
             needs.sums = tokens * bytes;
         }

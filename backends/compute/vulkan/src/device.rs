@@ -50,8 +50,9 @@ impl Device {
     /// Opens the device. `patience` is the longest time that one submission may take.
     pub(crate) fn open(instance: Arc<Instance>, of: Candidate, patience: Duration) -> Result<Device> {
         let priorities = [1.0];
-        let queues =
-            [vk::DeviceQueueCreateInfo::default().queue_family_index(of.queue_family).queue_priorities(&priorities)];
+        let queues = [vk::DeviceQueueCreateInfo::default()
+            .queue_family_index(of.queue_family)
+            .queue_priorities(&priorities)];
         let mut extensions = Vec::new();
         if of.import_alignment.is_some() {
             extensions.push(ash::ext::external_memory_host::NAME.as_ptr());
@@ -94,8 +95,9 @@ impl Device {
 
     /// The objects that all executables share; on failure dropping `self` destroys those made.
     fn make_shared(&mut self) -> Result<()> {
-        let mut timeline =
-            vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE).initial_value(0);
+        let mut timeline = vk::SemaphoreTypeCreateInfo::default()
+            .semaphore_type(vk::SemaphoreType::TIMELINE)
+            .initial_value(0);
         let info = vk::SemaphoreCreateInfo::default().push_next(&mut timeline);
         // SAFETY: the device is valid, and has timeline semaphores enabled.
         self.semaphore = unsafe { self.raw.create_semaphore(&info, None) }
@@ -158,8 +160,7 @@ impl Device {
         };
         let types = &self.memory.memory_types[..self.memory.memory_type_count as usize];
         wishes.iter().find_map(|wish| {
-            let fits =
-                |i: usize| allowed & (1 << i) != 0 && types[i].property_flags.contains(*wish);
+            let fits = |i: usize| allowed & (1 << i) != 0 && types[i].property_flags.contains(*wish);
             (0..types.len()).find(|&i| fits(i)).map(|i| i as u32)
         })
     }
@@ -210,7 +211,10 @@ impl Device {
         let mut complaints = self.instance.complaints.lock().unwrap_or_else(PoisonError::into_inner);
         match complaints.is_empty() {
             true => Ok(()),
-            false => Err(Error::internal(format!("the validation layers say: {}", complaints.drain(..).collect::<Vec<_>>().join("; ")))),
+            false => Err(Error::internal(format!(
+                "the validation layers say: {}",
+                complaints.drain(..).collect::<Vec<_>>().join("; ")
+            ))),
         }
     }
 }

@@ -49,6 +49,9 @@ pub(crate) struct Candidate {
     pub(crate) cache_key: String,
 }
 
+/// Of bound offsets, in bytes: shaders read four words at once.
+const ALIGNMENT: u64 = 16;
+
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
 
 unsafe extern "system" fn on_message(
@@ -61,7 +64,8 @@ unsafe extern "system" fn on_message(
     // outlives the messenger.
     let (data, complaints) = unsafe { (&*data, &*user.cast::<Complaints>()) };
     // SAFETY: a message is a C string, or null.
-    let text = unsafe { data.message_as_c_str() }.map_or_else(String::new, |m| m.to_string_lossy().into_owned());
+    let text =
+        unsafe { data.message_as_c_str() }.map_or_else(String::new, |m| m.to_string_lossy().into_owned());
     complaints.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     vk::FALSE
 }
@@ -111,10 +115,12 @@ impl Instance {
             let debug = ash::ext::debug_utils::Instance::new(entry, &instance.raw);
             let info = vk::DebugUtilsMessengerCreateInfoEXT::default()
                 .message_severity(
-                    vk::DebugUtilsMessageSeverityFlagsEXT::ERROR | vk::DebugUtilsMessageSeverityFlagsEXT::WARNING,
+                    vk::DebugUtilsMessageSeverityFlagsEXT::ERROR
+                        | vk::DebugUtilsMessageSeverityFlagsEXT::WARNING,
                 )
                 .message_type(
-                    vk::DebugUtilsMessageTypeFlagsEXT::VALIDATION | vk::DebugUtilsMessageTypeFlagsEXT::GENERAL,
+                    vk::DebugUtilsMessageTypeFlagsEXT::VALIDATION
+                        | vk::DebugUtilsMessageTypeFlagsEXT::GENERAL,
                 )
                 .pfn_user_callback(Some(on_message))
                 .user_data(Arc::as_ptr(&instance.complaints).cast_mut().cast());
@@ -156,7 +162,8 @@ impl Instance {
         let mut maintenance = vk::PhysicalDeviceMaintenance3Properties::default();
         let mut host = vk::PhysicalDeviceExternalMemoryHostPropertiesEXT::default();
         // SAFETY: the device is one of this instance's.
-        let extensions = unsafe { self.raw.enumerate_device_extension_properties(physical) }.unwrap_or_default();
+        let extensions =
+            unsafe { self.raw.enumerate_device_extension_properties(physical) }.unwrap_or_default();
         let has = |name: &CStr| extensions.iter().any(|e| e.extension_name_as_c_str() == Ok(name));
         let can_import = has(ash::ext::external_memory_host::NAME);
         // SAFETY: as above.
@@ -191,7 +198,8 @@ impl Instance {
         let queue_family = families
             .iter()
             .position(|f| f.queue_flags.contains(vk::QueueFlags::COMPUTE))
-            .ok_or_else(|| format!("{name}: it has no queue that computes"))? as u32;
+            .ok_or_else(|| format!("{name}: it has no queue that computes"))?
+            as u32;
         // SAFETY: as above.
         let memory = unsafe { self.raw.get_physical_device_memory_properties(physical) };
         let device_bytes = memory.memory_heaps[..memory.memory_heap_count as usize]
@@ -233,14 +241,20 @@ impl Instance {
             description: format!("{name} ({kind}, {driver_name} {driver_info})"),
             tolerance: ToleranceClass::F32,
             memory_bytes,
-            alignment: 4,
+            alignment: ALIGNMENT,
             imports_host_memory: imports,
             needs_constant_weights: false,
             max_buffer_bytes: maintenance.max_memory_allocation_size,
             notes: vec![
-                format!("Vulkan {}, queue family {queue_family} of {}", version_text(version), families.len()),
+                format!(
+                    "Vulkan {}, queue family {queue_family} of {}",
+                    version_text(version),
+                    families.len()
+                ),
                 import_note.into(),
-                format!("a shader sees at most {max_range} bytes of a buffer: larger weights are read in parts"),
+                format!(
+                    "a shader sees at most {max_range} bytes of a buffer: larger weights are read in parts"
+                ),
             ],
         };
         let uuid: String = properties.pipeline_cache_uuid.iter().map(|b| format!("{b:02x}")).collect();
@@ -249,7 +263,7 @@ impl Instance {
             description,
             queue_family,
             max_range,
-            offset_alignment: limits.min_storage_buffer_offset_alignment.max(4),
+            offset_alignment: limits.min_storage_buffer_offset_alignment.max(ALIGNMENT),
             max_groups: limits.max_compute_work_group_count.iter().copied().min().unwrap_or(0),
             import_alignment: imports.then_some(host.min_imported_host_pointer_alignment.max(1)),
             cache_key: format!(

@@ -30,16 +30,8 @@ pub(crate) mod flags {
 }
 
 /// The types of weights that the shaders read.
-pub(crate) const WEIGHT_TYPES: [DType; 8] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q4K,
-    DType::Q6K,
-];
+pub(crate) const WEIGHT_TYPES: [DType; 8] =
+    [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1, DType::Q4K, DType::Q6K];
 
 /// The name of a weight type in names of shaders.
 pub(crate) fn format_name(dtype: DType) -> Option<&'static str> {

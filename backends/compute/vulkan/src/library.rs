@@ -74,8 +74,9 @@ pub(crate) fn open(path: &str) -> Result<&'static ash::Entry> {
         None => {}
     }
     // SAFETY: a Vulkan loader may be loaded by anyone; that the file is one is what the user says who names it.
-    let entry = unsafe { ash::Entry::load_from(file) }
-        .map_err(|e| Error::unsupported(format!("the Vulkan loader {file} cannot be opened: {e}; {INSTALL_HINT}")))?;
+    let entry = unsafe { ash::Entry::load_from(file) }.map_err(|e| {
+        Error::unsupported(format!("the Vulkan loader {file} cannot be opened: {e}; {INSTALL_HINT}"))
+    })?;
     let entry: &'static ash::Entry = Box::leak(Box::new(entry));
     standings(|all| all.insert(path.to_owned(), Standing::Open(entry)));
     Ok(entry)

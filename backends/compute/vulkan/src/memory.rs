@@ -103,7 +103,9 @@ impl Memory {
         }
         let most = device.of.description.max_buffer_bytes;
         if most != 0 && bytes > most {
-            return Err(Error::out_of_memory(format!("a buffer of {bytes} bytes; the driver gives at most {most}")));
+            return Err(Error::out_of_memory(format!(
+                "a buffer of {bytes} bytes; the driver gives at most {most}"
+            )));
         }
         // On failure dropping `made` gives back what there is by then.
         let mut made = Memory::empty(device, budget, bytes, bytes.max(1).next_multiple_of(16));
@@ -127,10 +129,9 @@ impl Memory {
             .map_err(|e| device.error("binding memory", e))?;
         if kind != Kind::Device {
             // SAFETY: memory of these kinds is visible to the host, and is mapped once.
-            let address = unsafe {
-                device.raw.map_memory(made.memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty())
-            }
-            .map_err(|e| device.error("mapping memory", e))?;
+            let address =
+                unsafe { device.raw.map_memory(made.memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty()) }
+                    .map_err(|e| device.error("mapping memory", e))?;
             made.mapped = Some(address as usize);
         }
         Ok(made)
@@ -152,7 +153,9 @@ impl Memory {
         let length = end - start;
         let most = device.of.description.max_buffer_bytes;
         if most != 0 && length > most {
-            return Err(Error::unsupported(format!("{length} bytes cannot be imported: the driver takes at most {most}")));
+            return Err(Error::unsupported(format!(
+                "{length} bytes cannot be imported: the driver takes at most {most}"
+            )));
         }
         let handle = vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT;
         let mut properties = vk::MemoryHostPointerPropertiesEXT::default();
@@ -165,14 +168,16 @@ impl Memory {
                 &mut properties,
             )
         };
-        let refused = |what: &str, code| Error::unsupported(format!("host memory cannot be imported: {what}: {code}"));
+        let refused =
+            |what: &str, code| Error::unsupported(format!("host memory cannot be imported: {what}: {code}"));
         code.result().map_err(|e| refused("asking for its properties", e))?;
         let mut made = Memory::empty(device, budget, span.len(), length);
         (made.skew, made.writable) = (address - start, span.is_writable());
         let mut external = vk::ExternalMemoryBufferCreateInfo::default().handle_types(handle);
         let info = vk::BufferCreateInfo::default().size(length).usage(USAGE).push_next(&mut external);
         // SAFETY: the device is valid.
-        made.buffer = unsafe { device.raw.create_buffer(&info, None) }.map_err(|e| refused("making a buffer", e))?;
+        made.buffer =
+            unsafe { device.raw.create_buffer(&info, None) }.map_err(|e| refused("making a buffer", e))?;
         // SAFETY: the buffer was made above.
         let needs = unsafe { device.raw.get_buffer_memory_requirements(made.buffer) };
         let allowed = needs.memory_type_bits & properties.memory_type_bits;
@@ -183,12 +188,16 @@ impl Memory {
         let mut pointer = vk::ImportMemoryHostPointerInfoEXT::default()
             .handle_type(handle)
             .host_pointer(start as *mut std::ffi::c_void);
-        let info =
-            vk::MemoryAllocateInfo::default().allocation_size(length).memory_type_index(kind).push_next(&mut pointer);
+        let info = vk::MemoryAllocateInfo::default()
+            .allocation_size(length)
+            .memory_type_index(kind)
+            .push_next(&mut pointer);
         // SAFETY: as for the properties above; the pages are aligned as the driver asks.
-        made.memory = unsafe { device.raw.allocate_memory(&info, None) }.map_err(|e| refused("importing", e))?;
+        made.memory =
+            unsafe { device.raw.allocate_memory(&info, None) }.map_err(|e| refused("importing", e))?;
         // SAFETY: both were made above.
-        unsafe { device.raw.bind_buffer_memory(made.buffer, made.memory, 0) }.map_err(|e| refused("binding", e))?;
+        unsafe { device.raw.bind_buffer_memory(made.buffer, made.memory, 0) }
+            .map_err(|e| refused("binding", e))?;
         Ok(made)
     }
 
@@ -318,7 +327,13 @@ impl Buffers {
 
     /// Checks that a slot of `rows` rows fits where it is bound, may be written if it is, and is aligned where a shader
     /// uses it (copies need no alignment).
-    pub(crate) fn place(&self, slot: &Slot, view: BufferView, rows: u64, access: SlotAccess) -> Result<Place> {
+    pub(crate) fn place(
+        &self,
+        slot: &Slot,
+        view: BufferView,
+        rows: u64,
+        access: SlotAccess,
+    ) -> Result<Place> {
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let memory =
             table.get(&view.buffer.0).cloned().ok_or(Error::unknown(HandleKind::Buffer, view.buffer.0))?;

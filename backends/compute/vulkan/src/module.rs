@@ -45,7 +45,10 @@ static WHY_NONE: Mutex<String> = Mutex::new(String::new());
 
 impl Module for VulkanModule {
     fn info(&self) -> PluginInfo {
-        engine_plugin::info!("vulkan", "GPUs through Vulkan 1.2: dense and sparse layers, attention, KV on the device.")
+        engine_plugin::info!(
+            "vulkan",
+            "GPUs through Vulkan 1.2: dense and sparse layers, attention, KV on the device."
+        )
     }
 
     fn schema(&self) -> Schema {
@@ -107,7 +110,9 @@ impl ComputeModule for VulkanModule {
             let (found, _) = instance.candidates(options)?;
             let count = found.len();
             let candidate = found.into_iter().nth(index as usize).ok_or_else(|| {
-                Error::invalid(format!("the vulkan plug-in lists {count} device(s); there is no device {index}"))
+                Error::invalid(format!(
+                    "the vulkan plug-in lists {count} device(s); there is no device {index}"
+                ))
             })?;
             Device::open(instance, candidate, Duration::from_secs(options.submit_timeout_s.into()))
         })?;

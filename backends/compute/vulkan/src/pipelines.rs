@@ -61,8 +61,7 @@ impl Pipelines {
             .stage(vk::ShaderStageFlags::COMPUTE)
             .module(module)
             .name(c"main");
-        let info =
-            vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.device.pipeline_layout);
+        let info = vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.device.pipeline_layout);
         // SAFETY: module, layout and cache are the device's.
         let made = unsafe { raw.create_compute_pipelines(self.cache, &[info], None) };
         // SAFETY: a pipeline does not need its module once it is made.

@@ -146,7 +146,11 @@ impl Program {
     }
 
     /// Checks everything about a submission and resolves its places.
-    pub(crate) fn bind(self: &Arc<Program>, bindings: &Bindings<'_>, buffers: &Buffers) -> Result<Submission> {
+    pub(crate) fn bind(
+        self: &Arc<Program>,
+        bindings: &Bindings<'_>,
+        buffers: &Buffers,
+    ) -> Result<Submission> {
         bindings.validate(&self.list)?;
         let mut places: Vec<Option<Place>> =
             self.fixed.iter().zip(&self.staged).map(|(f, s)| f.clone().or(s.clone())).collect();
@@ -293,7 +297,8 @@ fn scratch(shared: &Shared, list: &OperationList, needs: Needs) -> Result<(Vec<(
     }
     let mut temporary = Vec::new();
     for bytes in [needs.input, needs.hidden, needs.sums] {
-        temporary.push((bytes > 0).then(|| room.take(bytes, alignment)).transpose()?.map(|start| (start, bytes)));
+        temporary
+            .push((bytes > 0).then(|| room.take(bytes, alignment)).transpose()?.map(|start| (start, bytes)));
     }
     if room.0 == 0 {
         return Ok((Vec::new(), Temporary::default()));
@@ -301,7 +306,10 @@ fn scratch(shared: &Shared, list: &OperationList, needs: Needs) -> Result<(Vec<(
     let memory = Arc::new(Memory::allocate(&shared.device, &shared.budget, room.0, Kind::Device)?);
     let place = |at: usize| temporary[at].map(|(start, bytes)| Place::of(&memory, start, bytes));
     let temporary = Temporary { input: place(0), hidden: place(1), sums: place(2) };
-    Ok((slots.into_iter().map(|(at, start, bytes)| (at, Place::of(&memory, start, bytes))).collect(), temporary))
+    Ok((
+        slots.into_iter().map(|(at, start, bytes)| (at, Place::of(&memory, start, bytes))).collect(),
+        temporary,
+    ))
 }
 
 /// Staging for host slots that are small enough together.
@@ -310,7 +318,10 @@ fn staged(shared: &Shared, list: &OperationList) -> Result<Vec<Option<Place>>> {
     let mut starts = vec![None; list.slots.len()];
     for (at, slot) in list.slots.iter().enumerate() {
         let bytes = slot.tensor.bytes();
-        if slot.place == engine_core::operation::Place::Host && bytes <= STAGED_SLOT && room.0 + bytes <= STAGED {
+        if slot.place == engine_core::operation::Place::Host
+            && bytes <= STAGED_SLOT
+            && room.0 + bytes <= STAGED
+        {
             starts[at] = Some((room.take(bytes, 64)?, bytes));
         }
     }

@@ -76,7 +76,8 @@ impl Recorded {
         // SAFETY: as above.
         let buffers = unsafe { raw.allocate_command_buffers(&info) }
             .map_err(|e| device.error("making a command buffer", e))?;
-        made.commands = *buffers.first().ok_or_else(|| Error::internal("the driver made no command buffer"))?;
+        made.commands =
+            *buffers.first().ok_or_else(|| Error::internal("the driver made no command buffer"))?;
         let sets = made.descriptor_sets(commands)?;
         // SAFETY: as above.
         unsafe { raw.begin_command_buffer(made.commands, &vk::CommandBufferBeginInfo::default()) }
@@ -107,7 +108,12 @@ impl Recorded {
                     if !regions.is_empty() {
                         // SAFETY: as above; the runs lie within places that were checked.
                         unsafe {
-                            raw.cmd_copy_buffer(made.commands, from.memory.buffer, to.memory.buffer, &regions);
+                            raw.cmd_copy_buffer(
+                                made.commands,
+                                from.memory.buffer,
+                                to.memory.buffer,
+                                &regions,
+                            );
                         }
                     }
                 }
@@ -116,7 +122,8 @@ impl Recorded {
         // What was written is seen by the host.
         made.barrier();
         // SAFETY: as above.
-        unsafe { raw.end_command_buffer(made.commands) }.map_err(|e| device.error("ending a command buffer", e))?;
+        unsafe { raw.end_command_buffer(made.commands) }
+            .map_err(|e| device.error("ending a command buffer", e))?;
         Ok(made)
     }
 
@@ -170,7 +177,8 @@ impl Recorded {
     fn buffer_info(&self, binding: &Binding) -> Result<vk::DescriptorBufferInfo> {
         let place = &binding.place;
         let start = self.aligned(place);
-        let range = (place.offset - start + place.bytes).next_multiple_of(4).min(place.memory.length - start);
+        let range =
+            (place.offset - start + place.bytes).next_multiple_of(16).min(place.memory.length - start);
         if range > self.device.of.max_range {
             return Err(Error::internal(format!(
                 "a shader would see {range} bytes of a buffer, more than the {} that it may",

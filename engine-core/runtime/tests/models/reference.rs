@@ -66,9 +66,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 /// The driver executed every layer of every token: no other compute plug-in was opened.
 fn vulkan_did_the_work() -> Outcome {
     let (engine, device) = Setup::on("vulkan").load_watched(&story())?;
-    let count = |name: &str| {
-        device.counters().into_iter().find(|c| c.name == name).map_or(0, |c| c.value)
-    };
+    let count = |name: &str| device.counters().into_iter().find(|c| c.name == name).map_or(0, |c| c.value);
     let mut session = engine.session()?;
     session.prefill(&[1, 5, 9])?;
     let before = [count("dispatches_executed"), count("command_buffers_executed")];

@@ -90,9 +90,7 @@ pub(crate) fn no_vulkan() -> Option<&'static str> {
 pub(crate) fn on_vulkan(name: String, run: impl FnOnce() -> Outcome + Send + 'static) -> Trial {
     match no_vulkan() {
         None => Trial::test(name, run),
-        Some(reason) => {
-            Trial::test(format!("{name} (ignored: {reason})"), || Ok(())).with_ignored_flag(true)
-        }
+        Some(reason) => Trial::test(format!("{name} (ignored: {reason})"), || Ok(())).with_ignored_flag(true),
     }
 }
 

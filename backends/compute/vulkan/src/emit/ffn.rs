@@ -17,10 +17,8 @@ impl Emitter<'_> {
         let input = self.input(ffn.input, arithmetic.input)?;
         let neurons = self.tensor(ffn.up)?.rows;
         let bytes = neurons * 4 * u64::from(self.env.tokens);
-        let h = Rows {
-            place: Self::temporary(&self.program.temporary.hidden, bytes)?,
-            stride: neurons as u32,
-        };
+        let h =
+            Rows { place: Self::temporary(&self.program.temporary.hidden, bytes)?, stride: neurons as u32 };
         self.hidden(index, ffn, &input, &h)?;
         self.report(ffn, &h, neurons)?;
         if arithmetic.hidden == Quantization::Int8Blocks {
@@ -114,8 +112,7 @@ impl Emitter<'_> {
         let output = self.rows(ffn.output)?;
         let shader = format!("down_neurons_{}", format_name(t.dtype).unwrap_or_default());
         let limits = self.program.shared.limits;
-        let (at_once, bytes) =
-            partials(t.rows, t.columns, self.program.list.token_capacity.into(), limits);
+        let (at_once, bytes) = partials(t.rows, t.columns, self.program.list.token_capacity.into(), limits);
         let chunks = t.rows.div_ceil(CHUNK);
         let windows = self.windows(ffn.down, CHUNK, limits.max_groups.saturating_mul(CHUNK))?;
         let mut token = 0u64;

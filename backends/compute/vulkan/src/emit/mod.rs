@@ -95,7 +95,13 @@ impl Emitter<'_> {
         Ok((parameters, parameters.place.clone()))
     }
 
-    fn dispatch(&mut self, shader: &str, bindings: Vec<Binding>, numbers: &[u32], groups: [u32; 3]) -> Result<()> {
+    fn dispatch(
+        &mut self,
+        shader: &str,
+        bindings: Vec<Binding>,
+        numbers: &[u32],
+        groups: [u32; 3],
+    ) -> Result<()> {
         if groups.contains(&0) {
             return Ok(());
         }
@@ -134,10 +140,8 @@ impl Emitter<'_> {
         }
         let columns = self.tensor(id)?.columns;
         let bytes = columns * 4 * u64::from(self.env.tokens);
-        let to = Rows {
-            place: Self::temporary(&self.program.temporary.input, bytes)?,
-            stride: columns as u32,
-        };
+        let to =
+            Rows { place: Self::temporary(&self.program.temporary.input, bytes)?, stride: columns as u32 };
         let same = |known: &Place| {
             known.memory.buffer == rows.place.memory.buffer
                 && known.offset == rows.place.offset

@@ -59,8 +59,9 @@ impl Emitter<'_> {
         let (t, ids, out) = (self.tensor(table)?, self.rows(ids)?, self.rows(output)?);
         let shader = format!("embed_{}", format_name(t.dtype).unwrap_or_default());
         let (parameters, place) = self.parameters()?;
-        let complaint =
-            parameters.complaint(index).ok_or_else(|| Error::internal("an embed has no word to complain in"))?;
+        let complaint = parameters
+            .complaint(index)
+            .ok_or_else(|| Error::internal("an embed has no word to complain in"))?;
         for (first, rows, window) in self.windows(table, 1, u64::MAX)? {
             self.dispatch(
                 &shader,
@@ -125,8 +126,7 @@ impl Emitter<'_> {
         let t = self.tensor(weight)?;
         let tokens = self.env.tokens;
         let tile = if tokens == 1 { 1 } else { 4 };
-        let shader =
-            format!("product_{}_{}_{tile}", format_name(t.dtype).unwrap_or_default(), mode.name());
+        let shader = format!("product_{}_{}_{tile}", format_name(t.dtype).unwrap_or_default(), mode.name());
         let most = self.program.shared.limits.max_groups.saturating_mul(PRODUCT_ROWS);
         let nothing = (input.place.clone(), 0);
         let (mask, mask_stride) = extras.mask.as_ref().unwrap_or(&nothing);

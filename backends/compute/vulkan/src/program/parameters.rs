@@ -70,7 +70,9 @@ impl Layout {
         }
         layout.words = next;
         if next > u64::from(u32::MAX) / 4 {
-            return Err(Error::out_of_memory("what changes per submission exceeds 4 GiB; use fewer tokens at once"));
+            return Err(Error::out_of_memory(
+                "what changes per submission exceeds 4 GiB; use fewer tokens at once",
+            ));
         }
         Ok(layout)
     }
@@ -142,7 +144,9 @@ impl Parameters {
             self.write(*start, &words)?;
         }
         for (operation, ranges) in &env.ranges {
-            let Some((start, words)) = layout.ranges.get(*operation as usize).copied().flatten() else { continue };
+            let Some((start, words)) = layout.ranges.get(*operation as usize).copied().flatten() else {
+                continue;
+            };
             let mut bits = vec![0u32; words as usize];
             for neuron in ranges.iter().flat_map(|range| range.start..range.end) {
                 bits[neuron as usize / 32] |= 1 << (neuron % 32);

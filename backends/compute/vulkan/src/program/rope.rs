@@ -32,9 +32,8 @@ impl Table {
 /// `theta_j` and the factor on rotated elements, as [`RopeScaling`] defines them.
 fn frequencies(rotary_dim: u32, base: f32, scaling: RopeScaling, factors: &[f32]) -> Option<Table> {
     let (dim, base) = (f64::from(rotary_dim), f64::from(base));
-    let plain = |j: usize| {
-        base.powf(-2.0 * j as f64 / dim) / factors.get(j).map_or(1.0, |factor| f64::from(*factor))
-    };
+    let plain =
+        |j: usize| base.powf(-2.0 * j as f64 / dim) / factors.get(j).map_or(1.0, |factor| f64::from(*factor));
     let pairs = 0..rotary_dim as usize / 2;
     Some(match scaling {
         RopeScaling::None => Table { frequencies: pairs.map(plain).collect(), magnitude: 1.0 },
@@ -108,7 +107,8 @@ mod tests {
         let plain = frequencies(8, 10_000.0, RopeScaling::None, &[]).unwrap();
         assert_eq!(plain.pairs(), 4);
         assert!((plain.frequencies[1] - 0.1).abs() < 1e-12);
-        let linear = frequencies(8, 10_000.0, RopeScaling::Linear { factor: 4.0 }, &[1.0, 2.0, 1.0, 1.0]).unwrap();
+        let linear =
+            frequencies(8, 10_000.0, RopeScaling::Linear { factor: 4.0 }, &[1.0, 2.0, 1.0, 1.0]).unwrap();
         assert!((linear.frequencies[1] - 0.1 / 8.0).abs() < 1e-12);
         let yarn = RopeScaling::Yarn {
             factor: 4.0,
@@ -119,7 +119,9 @@ mod tests {
         };
         let yarn = frequencies(8, 10_000.0, yarn, &[]).unwrap();
         assert!((yarn.magnitude - (1.0 + 0.1 * 4f64.ln())).abs() < 1e-12);
-        assert!((yarn.frequencies[0] - 1.0).abs() < 1e-12 && yarn.frequencies[3] < plain.frequencies[3] / 3.0);
+        assert!(
+            (yarn.frequencies[0] - 1.0).abs() < 1e-12 && yarn.frequencies[3] < plain.frequencies[3] / 3.0
+        );
         assert_eq!(plain.angles(0)[..2], [1f32.to_bits(), 0]);
     }
 }

@@ -80,9 +80,11 @@ pub(super) fn execute_stream(shared: &Shared, stream: &Stream, env: &Env) -> Res
         }
         let runs = batch
             .iter()
-            .map(|(at, (_, device, length))| {
-                if stream.to_host { (*device, *at, *length) } else { (*at, *device, *length) }
-            })
+            .map(
+                |(at, (_, device, length))| {
+                    if stream.to_host { (*device, *at, *length) } else { (*at, *device, *length) }
+                },
+            )
             .collect();
         let (from, to) = if stream.to_host {
             (stream.device.clone(), staging.clone())
