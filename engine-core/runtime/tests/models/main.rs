@@ -11,6 +11,7 @@ mod reference;
 mod stack;
 mod synthetic;
 mod traps;
+mod vulkan;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -24,5 +25,6 @@ fn main() -> std::process::ExitCode {
     trials.extend(architectures::trials());
     trials.extend(experts::trials());
     trials.extend(powerinfer::trials());
+    trials.extend(vulkan::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
 }
