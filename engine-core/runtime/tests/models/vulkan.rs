@@ -34,7 +34,8 @@ fn did_the_work() -> Outcome {
 /// Resident memory of this process in KiB.
 fn resident() -> Result<u64, libtest_mimic::Failed> {
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).ok_or("no VmRSS in /proc/self/status")?;
+    let line =
+        status.lines().find_map(|l| l.strip_prefix("VmRSS:")).ok_or("no VmRSS in /proc/self/status")?;
     Ok(line.trim().trim_end_matches("kB").trim().parse()?)
 }
 
@@ -45,7 +46,8 @@ fn loads_keep_nothing() -> Outcome {
         if load == WARM {
             before = resident()?;
         }
-        let (engine, device) = Setup { context: 32, batch: 4, ..Setup::on("vulkan") }.load_watched(&story())?;
+        let (engine, device) =
+            Setup { context: 32, batch: 4, ..Setup::on("vulkan") }.load_watched(&story())?;
         if load == 0 {
             engine.session()?.prefill(&[1, 5])?;
         }
