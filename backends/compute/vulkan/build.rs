@@ -14,6 +14,8 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 const FORMATS: &[&str] = &["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k"];
 /// What a product is for, in the order of `Mode` in `src/kernels.rs`.
 const MODES: &[&str] = &["linear", "gate", "up", "down"];
+/// Weight types whose codes can be multiplied with codes of activations.
+const CODED: &[&str] = &["q8_0", "q4_0", "q4_1"];
 /// Tokens that one workgroup of a product works on.
 const TILES: &[u32] = &[1, 4];
 
@@ -22,6 +24,8 @@ struct Variant {
     name: String,
     file: &'static str,
     constants: String,
+    /// Whether it needs the device's own dot product of packed bytes.
+    dot: bool,
 }
 
 fn variants() -> Vec<Variant> {
@@ -35,25 +39,38 @@ fn variants() -> Vec<Variant> {
         "norm",
         "pack_mask",
         "quantise",
+        "quantise_codes",
         "rope",
     ];
     for file in plain {
-        all.push(Variant { name: file.into(), file, constants: String::new() });
+        all.push(Variant { name: file.into(), file, constants: String::new(), dot: false });
     }
     for (code, format) in FORMATS.iter().enumerate() {
         let constant = format!("const FORMAT: u32 = {code}u;\n");
         for file in ["embed", "down_neurons"] {
-            all.push(Variant { name: format!("{file}_{format}"), file, constants: constant.clone() });
+            all.push(Variant {
+                name: format!("{file}_{format}"),
+                file,
+                constants: constant.clone(),
+                dot: false,
+            });
         }
         for (mode_code, mode) in MODES.iter().enumerate() {
             for tile in TILES {
-                all.push(Variant {
-                    name: format!("product_{format}_{mode}_{tile}"),
-                    file: "product",
-                    constants: format!(
-                        "{constant}const MODE: u32 = {mode_code}u;\nconst TILE: u32 = {tile}u;\n"
-                    ),
-                });
+                for dot in [false, true] {
+                    if dot && (*mode == "down" || !CODED.contains(format)) {
+                        continue;
+                    }
+                    let suffix = if dot { "_dot" } else { "" };
+                    all.push(Variant {
+                        name: format!("product_{format}_{mode}_{tile}{suffix}"),
+                        file: "product",
+                        constants: format!(
+                            "{constant}const MODE: u32 = {mode_code}u;\nconst TILE: u32 = {tile}u;\nconst DOT: bool = {dot};\n"
+                        ),
+                        dot,
+                    });
+                }
             }
         }
     }
@@ -103,11 +120,15 @@ fn compile(variant: &Variant) -> Result<Vec<u32>, Box<dyn Error>> {
     )
     .validate(&module)
     .map_err(|e| e.emit_to_string(&text))?;
+    let mut capabilities = vec![spv::Capability::Shader];
+    if variant.dot {
+        capabilities.extend([spv::Capability::DotProduct, spv::Capability::DotProductInput4x8BitPacked]);
+    }
     let options = spv::Options {
         lang_version: (1, 3),
         flags: spv::WriterFlags::empty(),
-        // Nothing that a device may lack: bytes are taken apart with shifts.
-        capabilities: Some([spv::Capability::Shader].into_iter().collect()),
+        // Nothing that a device may lack, where the variant is not for those that have it: bytes are taken apart with shifts.
+        capabilities: Some(capabilities.into_iter().collect()),
         // Indices are computed from shapes that were checked when the list was prepared.
         bounds_check_policies: naga::proc::BoundsCheckPolicies::default(),
         zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,

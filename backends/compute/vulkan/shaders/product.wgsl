@@ -5,6 +5,7 @@
 //
 // n0: rows, columns, tokens, bytes from row to row        n1: words from row to row of x and of out, flags, first row
 // n2: function, threshold, bytes from row to row of mask, first word of the active neurons in `parameters`
+// n3: where x is codes (DOT), the first word of their scales
 @group(0) @binding(1) var<storage, read> x: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read_write> out: array<u32>;
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
@@ -153,7 +154,38 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var i = 0u; i < ALL; i++) {
         sum[i] = 0.0;
     }
-    if any && BLOCKS {
+    if any && DOT {
+        // The same eight columns as integers: x is codes, four in a word.
+        for (var unit = lane; unit < p.n0.y / 8u; unit += LANES) {
+            let first = first_column(unit) / 4u;
+            let block = unit / 4u;
+            var low: array<u32, TILE>;
+            var high: array<u32, TILE>;
+            var scale: array<f32, TILE>;
+            for (var t = 0u; t < TILE; t++) {
+                let token = min(token0 + t, p.n0.z - 1u);
+                let at = p.base.y + token * p.n1.x + first;
+                low[t] = x_at(at);
+                high[t] = x_at(at + SECOND / 4u);
+                scale[t] = bitcast<f32>(x_at(p.base.y + p.n3.x + token * (p.n0.y / 32u) + block));
+            }
+            for (var r = 0u; r < ROWS; r++) {
+                if wanted[r] {
+                    let w = load_codes(p.base.x + (row0 + r) * p.n0.w, unit);
+                    for (var t = 0u; t < TILE; t++) {
+                        let dot = dot4I8Packed(w.low, low[t]) + dot4I8Packed(w.high, high[t]);
+                        var s = sum[r * TILE + t];
+                        if FORMAT == 5u {
+                            let ones = 0x01010101u;
+                            let total = dot4I8Packed(ones, low[t]) + dot4I8Packed(ones, high[t]);
+                            s = fma(w.minimum * scale[t], f32(total), s);
+                        }
+                        sum[r * TILE + t] = fma(w.scale * scale[t], f32(dot), s);
+                    }
+                }
+            }
+        }
+    } else if any && BLOCKS {
         // Eight columns of a block: two groups of four.
         for (var unit = lane; unit < p.n0.y / 8u; unit += LANES) {
             let first = first_column(unit);

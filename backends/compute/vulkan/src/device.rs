@@ -57,11 +57,19 @@ impl Device {
         if of.import_alignment.is_some() {
             extensions.push(ash::ext::external_memory_host::NAME.as_ptr());
         }
+        if of.int8_dot_extension {
+            extensions.push(ash::khr::shader_integer_dot_product::NAME.as_ptr());
+        }
+        let mut dot =
+            vk::PhysicalDeviceShaderIntegerDotProductFeatures::default().shader_integer_dot_product(true);
         let mut timeline = vk::PhysicalDeviceTimelineSemaphoreFeatures::default().timeline_semaphore(true);
-        let info = vk::DeviceCreateInfo::default()
+        let mut info = vk::DeviceCreateInfo::default()
             .queue_create_infos(&queues)
             .enabled_extension_names(&extensions)
             .push_next(&mut timeline);
+        if of.int8_dot {
+            info = info.push_next(&mut dot);
+        }
         // SAFETY: the physical device is this instance's; what the structure points to lives until the call returns.
         let raw = unsafe { instance.raw.create_device(of.physical, &info, None) }
             .map_err(|e| failed(&format!("opening {}", of.description.description), e))?;

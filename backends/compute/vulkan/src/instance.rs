@@ -43,6 +43,10 @@ pub(crate) struct Candidate {
     pub(crate) max_range: u64,
     pub(crate) offset_alignment: u64,
     pub(crate) max_groups: u32,
+    /// Whether it multiplies packed bytes itself, and is to.
+    pub(crate) int8_dot: bool,
+    /// The extension that brings this to drivers older than Vulkan 1.3.
+    pub(crate) int8_dot_extension: bool,
     /// Alignment of imported addresses, where host memory can be imported.
     pub(crate) import_alignment: Option<u64>,
     /// Names the driver and its version, for the file of the pipeline cache.
@@ -187,12 +191,24 @@ impl Instance {
             return Err(format!("{name}: a shader may have fewer than {BINDINGS} buffers"));
         }
         let mut timeline = vk::PhysicalDeviceTimelineSemaphoreFeatures::default();
+        let mut dot = vk::PhysicalDeviceShaderIntegerDotProductFeatures::default();
+        let dot_extension = has(ash::khr::shader_integer_dot_product::NAME);
         let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut timeline);
+        if version >= vk::API_VERSION_1_3 || dot_extension {
+            features = features.push_next(&mut dot);
+        }
         // SAFETY: as above.
         unsafe { self.raw.get_physical_device_features2(physical, &mut features) };
         if timeline.timeline_semaphore == vk::FALSE {
             return Err(format!("{name}: its driver has no timeline semaphores"));
         }
+        let has_dot = dot.shader_integer_dot_product == vk::TRUE;
+        let int8_dot = has_dot && options.features != "plain";
+        let dot_note = match (has_dot, int8_dot) {
+            (_, true) => "int8 activations meet quantised weights as integers (integer dot product)",
+            (true, false) => "int8 activations are multiplied as f32 (option `features`)",
+            _ => "int8 activations are multiplied as f32: the driver has no integer dot product",
+        };
         // SAFETY: as above.
         let families = unsafe { self.raw.get_physical_device_queue_family_properties(physical) };
         let queue_family = families
@@ -252,6 +268,7 @@ impl Instance {
                     families.len()
                 ),
                 import_note.into(),
+                dot_note.into(),
                 format!(
                     "a shader sees at most {max_range} bytes of a buffer: larger weights are read in parts"
                 ),
@@ -265,6 +282,8 @@ impl Instance {
             max_range,
             offset_alignment: limits.min_storage_buffer_offset_alignment.max(ALIGNMENT),
             max_groups: limits.max_compute_work_group_count.iter().copied().min().unwrap_or(0),
+            int8_dot,
+            int8_dot_extension: int8_dot && version < vk::API_VERSION_1_3,
             import_alignment: imports.then_some(host.min_imported_host_pointer_alignment.max(1)),
             cache_key: format!(
                 "{:04x}-{:04x}-{:08x}-{uuid}",

@@ -48,6 +48,11 @@ pub(crate) fn format_name(dtype: DType) -> Option<&'static str> {
     })
 }
 
+/// Whether codes of these weights can be multiplied with codes of activations.
+pub(crate) fn is_coded(dtype: DType) -> bool {
+    matches!(dtype, DType::Q8_0 | DType::Q4_0 | DType::Q4_1)
+}
+
 /// What a product is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -97,7 +102,10 @@ mod tests {
             let format = format_name(dtype).unwrap();
             for mode in [Mode::Linear, Mode::Gate, Mode::Up, Mode::Down] {
                 for tile in [1, 4] {
-                    assert!(shader(&format!("product_{format}_{}_{tile}", mode.name())).is_some());
+                    let name = format!("product_{format}_{}_{tile}", mode.name());
+                    assert!(shader(&name).is_some());
+                    let dot = shader(&format!("{name}_dot"));
+                    assert_eq!(dot.is_some(), is_coded(dtype) && mode != Mode::Down, "{name}");
                 }
             }
             for kernel in ["embed", "down_neurons"] {

@@ -25,6 +25,8 @@ engine_core::options! {
         memory_limit: u64 = 0;
         /// Whether weights are read in host memory: auto does so where the device shares it with the CPU.
         import: String = "auto".into(), one_of ["auto", "on", "off"];
+        /// Features of the device beyond Vulkan 1.2's own: auto uses those that help, plain none.
+        features: String = "auto".into(), one_of ["auto", "plain"];
         /// Folder of the compiled shaders; auto is thermocline/vulkan in the user's cache folder, off keeps none.
         pipeline_cache: String = "auto".into();
         /// Seconds that one submission may take before the device counts as lost.

@@ -61,3 +61,49 @@ fn load_unit(row: u32, unit: u32) -> Unit {
     return result;
 }
 
+/// The unit as packed signed bytes.
+struct Codes {
+    low: u32,
+    high: u32,
+    scale: f32,
+    minimum: f32,
+}
+
+/// Four codes of 0 to 15 less 8, in the bytes of a word.
+fn centred(codes: u32) -> u32 {
+    let bits = codes ^ 0x08080808u;
+    return bits | ((bits & 0x08080808u) * 0x1Eu);
+}
+
+fn load_codes(row: u32, unit: u32) -> Codes {
+    var result: Codes;
+    result.minimum = 0.0;
+    if FORMAT == 3u {
+        let block = row + (unit / 4u) * 34u;
+        let at = block + 2u + (unit % 4u) * 8u;
+        let word = at >> 2u;
+        result.low = weights[word];
+        result.high = weights[word + 1u];
+        if (at & 2u) != 0u {
+            let third = weights[word + 2u];
+            result.low = (result.low >> 16u) | (result.high << 16u);
+            result.high = (result.high >> 16u) | (third << 16u);
+        }
+        result.scale = half_to_float(bits16(block));
+        return result;
+    }
+    let header = select(2u, 4u, FORMAT == 5u);
+    let block = row + (unit / 4u) * (16u + header);
+    let bits = bits32(block + header + (unit % 4u) * 4u);
+    result.scale = half_to_float(bits16(block));
+    result.low = bits & 0x0F0F0F0Fu;
+    result.high = (bits >> 4u) & 0x0F0F0F0Fu;
+    if FORMAT == 5u {
+        result.minimum = half_to_float(bits16(block + 2u));
+    } else {
+        result.low = centred(result.low);
+        result.high = centred(result.high);
+    }
+    return result;
+}
+

@@ -7,19 +7,18 @@ use engine_core::operation::{Arithmetic, DownLayout, Ffn, Quantization, Selectio
 use engine_core::{Error, Result};
 
 use super::plain::Extras;
-use super::{Emitter, Rows, groups, read, weights, write};
+use super::{Emitter, Operand, Rows, groups, read, weights, write};
 use crate::check::partials;
 use crate::kernels::{CHUNK, DOWN_TILE, LANES, Mode, flags, format_name, function_code};
 use crate::memory::Place;
 
 impl Emitter<'_> {
     pub(super) fn ffn(&mut self, index: usize, arithmetic: Arithmetic, ffn: &Ffn) -> Result<()> {
-        let input = self.input(ffn.input, arithmetic.input)?;
         let neurons = self.tensor(ffn.up)?.rows;
         let bytes = neurons * 4 * u64::from(self.env.tokens);
         let h =
             Rows { place: Self::temporary(&self.program.temporary.hidden, bytes)?, stride: neurons as u32 };
-        self.hidden(index, ffn, &input, &h)?;
+        self.hidden(index, ffn, arithmetic.input, &h)?;
         self.report(ffn, &h, neurons)?;
         if arithmetic.hidden == Quantization::Int8Blocks {
             self.quantise(&h.clone(), &h, neurons)?;
@@ -28,13 +27,19 @@ impl Emitter<'_> {
             DownLayout::OutputRows => {
                 let output = self.rows(ffn.output)?;
                 let flags = u32::from(ffn.accumulate) * flags::ACCUMULATE;
-                self.product(Mode::Down, &h, ffn.down, &output, &Extras { flags, ..Extras::default() })
+                self.product(
+                    Mode::Down,
+                    &Operand { rows: h, scales: None },
+                    ffn.down,
+                    &output,
+                    &Extras { flags, ..Extras::default() },
+                )
             }
             DownLayout::NeuronRows => self.down_by_neuron(ffn, &h),
         }
     }
 
-    fn hidden(&mut self, index: usize, ffn: &Ffn, input: &Rows, h: &Rows) -> Result<()> {
+    fn hidden(&mut self, index: usize, ffn: &Ffn, quantization: Quantization, h: &Rows) -> Result<()> {
         let place = |id: Option<SlotId>| id.map(|id| self.place(id)).transpose();
         let (gate_bias, up_bias) = (place(ffn.gate_bias)?, place(ffn.up_bias)?);
         let drop = match ffn.selection {
@@ -71,7 +76,8 @@ impl Emitter<'_> {
             mask,
             active,
         };
-        self.product(Mode::Gate, input, decides, h, &first)?;
+        let input = self.input(ffn.input, quantization, decides)?;
+        self.product(Mode::Gate, &input, decides, h, &first)?;
         if ffn.gate.is_some() {
             let second = Extras {
                 flags: bits(up_bias.is_some(), flags::BIAS) | bits(drop.is_some(), flags::DROP),
@@ -80,7 +86,8 @@ impl Emitter<'_> {
                 threshold: 0,
                 ..Extras::default()
             };
-            self.product(Mode::Up, input, ffn.up, h, &second)?;
+            let input = self.input(ffn.input, quantization, ffn.up)?;
+            self.product(Mode::Up, &input, ffn.up, h, &second)?;
         }
         Ok(())
     }
@@ -161,7 +168,7 @@ impl Emitter<'_> {
         [input, fc1, fc2, mask]: [SlotId; 4],
         threshold: f32,
     ) -> Result<()> {
-        let from = self.input(input, arithmetic.input)?;
+        let from = self.input(input, arithmetic.input, fc1)?;
         let (rank, neurons) = (self.tensor(fc1)?.rows, self.tensor(fc2)?.rows);
         let tokens = u64::from(self.env.tokens);
         let hidden = Rows {
@@ -177,7 +184,13 @@ impl Emitter<'_> {
         if arithmetic.hidden == Quantization::Int8Blocks {
             self.quantise(&hidden.clone(), &hidden, rank)?;
         }
-        self.product(Mode::Linear, &hidden, fc2, &scores, &Extras::default())?;
+        self.product(
+            Mode::Linear,
+            &Operand { rows: hidden, scales: None },
+            fc2,
+            &scores,
+            &Extras::default(),
+        )?;
         self.elementwise([3, 0, threshold.to_bits()], neurons, &scores.clone(), None, &scores)?;
         let (place, stride) = (self.place(mask)?, self.tensor(mask)?.row_stride);
         // Rows that may share a word of the mask are written one after the other.

@@ -7,7 +7,7 @@ mod plain;
 use engine_core::operation::{Access as Use, OperationKind, Quantization, Slot, SlotId};
 use engine_core::{Error, Result, TensorType};
 
-use crate::kernels::LANES;
+use crate::kernels::{LANES, is_coded};
 use crate::memory::Place;
 use crate::program::transfer::Stream;
 use crate::program::{Env, Program};
@@ -37,12 +37,19 @@ struct Rows {
     stride: u32,
 }
 
+/// The rows that meet weights: numbers, or codes of int8 blocks with the first word of their scales.
+#[derive(Clone)]
+struct Operand {
+    rows: Rows,
+    scales: Option<u32>,
+}
+
 struct Emitter<'a> {
     program: &'a Program,
     env: &'a Env,
     steps: Vec<Step>,
-    /// The rows whose quantised form is in the temporary memory.
-    quantised: Option<Place>,
+    /// The rows whose quantised form is in the temporary memory, and whether as codes.
+    quantised: Option<(Place, bool)>,
 }
 
 fn read(index: usize, place: &Place) -> Binding {
@@ -132,26 +139,40 @@ impl Emitter<'_> {
         Ok(windows)
     }
 
-    /// The rows of an input as an operation's arithmetic wants them.
-    fn input(&mut self, id: SlotId, quantization: Quantization) -> Result<Rows> {
+    /// The rows of an input as an operation's arithmetic wants them for this weight.
+    fn input(&mut self, id: SlotId, quantization: Quantization, weight: SlotId) -> Result<Operand> {
         let rows = self.rows(id)?;
         if quantization == Quantization::None {
-            return Ok(rows);
+            return Ok(Operand { rows, scales: None });
         }
-        let columns = self.tensor(id)?.columns;
-        let bytes = columns * 4 * u64::from(self.env.tokens);
-        let to =
-            Rows { place: Self::temporary(&self.program.temporary.input, bytes)?, stride: columns as u32 };
-        let same = |known: &Place| {
+        let codes = self.program.shared.device.of.int8_dot && is_coded(self.tensor(weight)?.dtype);
+        let (columns, tokens) = (self.tensor(id)?.columns, u64::from(self.env.tokens));
+        let (stride, bytes) = match codes {
+            true => (columns / 4, (columns + columns / 8) * tokens),
+            false => (columns, columns * 4 * tokens),
+        };
+        let place = Self::temporary(&self.program.temporary.input, bytes)?;
+        let to = Rows { place, stride: stride as u32 };
+        let scales = codes.then_some((stride * tokens) as u32);
+        let same = |(known, coded): &(Place, bool)| {
             known.memory.buffer == rows.place.memory.buffer
                 && known.offset == rows.place.offset
                 && known.bytes == rows.place.bytes
+                && *coded == codes
         };
         if !self.quantised.as_ref().is_some_and(same) {
-            self.quantise(&rows, &to, columns)?;
-            self.quantised = Some(rows.place);
+            match scales {
+                None => self.quantise(&rows, &to, columns)?,
+                Some(scales) => self.dispatch(
+                    "quantise_codes",
+                    vec![read(0, &rows.place), write(1, &to.place)],
+                    &[columns as u32, rows.stride, to.stride, scales],
+                    [groups(columns / 32), self.env.tokens, 1],
+                )?,
+            }
+            self.quantised = Some((rows.place, codes));
         }
-        Ok(to)
+        Ok(Operand { rows: to, scales })
     }
 
     /// Rows to what blocks of int8 codes keep of them.
@@ -208,7 +229,7 @@ impl Emitter<'_> {
 
     /// Quantised rows are those of a value that may just have been replaced.
     fn forget_overwritten(&mut self, kind: &OperationKind) {
-        let Some(known) = &self.quantised else { return };
+        let Some((known, _)) = &self.quantised else { return };
         let written = kind.operands().into_iter().filter(|operand| operand.access != Use::Read);
         if written.filter_map(|operand| self.env.place(operand.slot)).any(|place| overlap(place, known)) {
             self.quantised = None;

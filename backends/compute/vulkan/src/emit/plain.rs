@@ -3,7 +3,7 @@
 use engine_core::operation::{Activation, NormKind, Place as Where, Quantization, SlotId};
 use engine_core::{Error, Result};
 
-use super::{Emitter, Rows, Step, groups, read, weights, write};
+use super::{Emitter, Operand, Rows, Step, groups, read, weights, write};
 use crate::kernels::{Mode, PRODUCT_ROWS, flags, format_name, function_code};
 use crate::memory::Place;
 use crate::program::transfer::{Stream, rows_of};
@@ -118,7 +118,7 @@ impl Emitter<'_> {
     pub(super) fn product(
         &mut self,
         mode: Mode,
-        input: &Rows,
+        operand: &Operand,
         weight: SlotId,
         output: &Rows,
         extras: &Extras,
@@ -126,7 +126,10 @@ impl Emitter<'_> {
         let t = self.tensor(weight)?;
         let tokens = self.env.tokens;
         let tile = if tokens == 1 { 1 } else { 4 };
-        let shader = format!("product_{}_{}_{tile}", format_name(t.dtype).unwrap_or_default(), mode.name());
+        let input = &operand.rows;
+        let dot = if operand.scales.is_some() { "_dot" } else { "" };
+        let shader =
+            format!("product_{}_{}_{tile}{dot}", format_name(t.dtype).unwrap_or_default(), mode.name());
         let most = self.program.shared.limits.max_groups.saturating_mul(PRODUCT_ROWS);
         let nothing = (input.place.clone(), 0);
         let (mask, mask_stride) = extras.mask.as_ref().unwrap_or(&nothing);
@@ -155,6 +158,7 @@ impl Emitter<'_> {
                     extras.threshold,
                     *mask_stride,
                     *active,
+                    operand.scales.unwrap_or(0),
                 ],
                 [rows.div_ceil(PRODUCT_ROWS) as u32, tokens.div_ceil(tile), 1],
             )?;
@@ -169,7 +173,7 @@ impl Emitter<'_> {
         bias: Option<SlotId>,
         accumulate: bool,
     ) -> Result<()> {
-        let from = self.input(input, quantization)?;
+        let from = self.input(input, quantization, weight)?;
         let to = self.rows(output)?;
         let bias = bias.map(|bias| self.place(bias)).transpose()?;
         let extras = Extras {
