@@ -35,14 +35,26 @@ pub(crate) fn check(arguments: &[String]) -> Result<Vec<String>> {
     let mut runs: Vec<Run> = Vec::new();
     let mut skipped = Vec::new();
     for path in plugins {
-        let is_cpu = plugin.is_none() && path.file_stem().is_some_and(|s| s == "libthermocline_compute_cpu");
-        if !is_cpu {
+        let is = |name| plugin.is_none() && path.file_stem().is_some_and(|stem| stem == name);
+        if is("libthermocline_compute_vulkan") {
+            let watched = vec!["--set".to_owned(), "validation=true".to_owned()];
+            match (lacks(&path, &[], NO_VULKAN)?, lacks(&path, &watched, NO_LAYER)?) {
+                (Some(reason), _) => skipped.push(format!("the suite for vulkan: {reason}")),
+                (None, None) => runs.push(Run { plugin: path, options: watched }),
+                (None, Some(reason)) => {
+                    skipped.push(format!("the validation layers over the suite for vulkan: {reason}"));
+                    runs.push(Run { plugin: path, options: Vec::new() });
+                }
+            }
+            continue;
+        }
+        if !is("libthermocline_compute_cpu") {
             runs.push(Run { plugin: path, options: Vec::new() });
             continue;
         }
         for tier in TIERS {
             let options = vec!["--set".to_owned(), format!("features={tier:?}")];
-            match lacks(&path, &options)? {
+            match lacks(&path, &options, NO_TIER)? {
                 Some(reason) => skipped.push(format!("the suite for the cpu's {tier} kernels: {reason}")),
                 None => runs.push(Run { plugin: path.clone(), options }),
             }
@@ -76,8 +88,13 @@ fn runner(plugin: &Path) -> Command {
     command
 }
 
-/// What the processor lacks of what these options ask for, by the plug-in's own words.
-fn lacks(plugin: &Path, options: &[String]) -> Result<Option<String>> {
+/// The plug-ins' words for what a machine lacks.
+const NO_TIER: &str = "this processor or system lacks";
+const NO_VULKAN: &str = "install the Vulkan loader and a driver";
+const NO_LAYER: &str = "VK_LAYER_KHRONOS_validation is not installed";
+
+/// What the machine lacks of what these options ask for, by the plug-in's own words, which contain `words`.
+fn lacks(plugin: &Path, options: &[String], words: &str) -> Result<Option<String>> {
     let mut command = runner(plugin);
     command.args(options).args(["--filter", "=device/-/empty-list"]);
     let output = command.output().with_context(|| format!("cannot start {RUNNER}"))?;
@@ -85,7 +102,7 @@ fn lacks(plugin: &Path, options: &[String]) -> Result<Option<String>> {
         return Ok(None);
     }
     let text = String::from_utf8_lossy(&output.stderr);
-    match text.lines().find(|line| line.contains("this processor or system lacks")) {
+    match text.lines().find(|line| line.contains(words)) {
         Some(line) => Ok(Some(line.trim().to_owned())),
         None => bail!("{}", text.trim()),
     }

@@ -1,7 +1,10 @@
 //! The backend's timeline: numbers for submissions, waiting, and the failures that travel with them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::{Acquire, Relaxed, Release}};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Every architecture against the logits of Hugging Face's library on the tiny models of `fixtures.py`, straight out of
 //! safetensors, and out of what can be made of them: other types, files in parts, tensors at odd addresses.
 
-use crate::stack::{Outcome, Setup, ensure, show};
+use crate::stack::{Outcome, Setup, ensure, on_vulkan, show};
 use engine_core::DType;
 use engine_runtime::{Engine, SparsityChoice};
 use formats::gguf::{GgufFile, GgufWriter};
@@ -47,6 +47,11 @@ pub(crate) fn trials() -> Vec<Trial> {
                 add("odd_addresses", odd_addresses);
             }
         }
+    }
+    for (name, context) in FIXTURES {
+        let setup = Setup { context, ..Setup::on("vulkan") };
+        let trial = format!("architectures::{name}::vulkan::as_stored");
+        trials.push(on_vulkan(trial, move || as_stored(setup, name)));
     }
     for dtype in [DType::Q5_0, DType::Q5_1, DType::IQ4NL, DType::MXFP4] {
         let trial = format!("architectures::types_without_kernels::{dtype}");

@@ -2,10 +2,10 @@
 //! threads and the batch, and rows that are not selected may hold anything.
 
 use crate::stack::{Outcome, Setup, ensure, shared, story, trial_with};
-use crate::synth::made;
+use crate::synth::{made, observed};
+use calibration::activity::LayerActivity;
 use engine_core::DType;
-use engine_runtime::activity::{LayerActivity, observe};
-use engine_runtime::{Activations, Observer, SparsityChoice};
+use engine_runtime::{Activations, Observer, SparsityChoice, Wanted};
 use formats::convert::{self, Neurons, Options, Types, WriteOptions};
 use formats::gguf::{GgufFile, GgufWriter};
 use libtest_mimic::{Failed, Trial};
@@ -66,14 +66,11 @@ pub(crate) fn decoded(setup: Setup, path: &Path, ids: &[u32]) -> Result<Bits, Fa
 fn prepared(source: &Path, dtype: DType, target: &Path) -> Outcome {
     let file = GgufFile::open(source)?;
     let engine = Setup { context: 64, ..Setup::on("cpu") }.load(source)?;
-    let layers = &engine.model().layers;
-    let mut seen: Vec<LayerActivity> =
-        layers.iter().map(|layer| LayerActivity::new(layer.ffn.n_ff)).collect();
-    let zero_below = vec![true; seen.len()];
-    observe(&mut Observer::new(&engine)?, &zero_below, &mut seen, &IDS)?;
+    let seen = observed(&engine, &IDS)?;
     let neurons = |layer: &LayerActivity| {
         let (order, frequency) = (layer.order(), layer.frequency());
-        Neurons { frequency: order.iter().map(|&i| frequency[i as usize]).collect(), order }
+        let frequency = order.iter().map(|&i| frequency[i as usize]).collect();
+        Neurons { frequency, order, ..Neurons::default() }
     };
     let types = Types { matrices: Some(dtype), head: Some(DType::Q8_0), embedding: Some(DType::Q8_0) };
     let options = Options { types, neurons: Some(seen.iter().map(neurons).collect()), ..Options::default() };
@@ -147,8 +144,9 @@ fn poisoned_by_gate(dtype: DType) -> Outcome {
     let engine = base.load(&clean)?;
     let mut off: Vec<Vec<bool>> =
         engine.model().layers.iter().map(|layer| vec![true; layer.ffn.n_ff]).collect();
-    Observer::new(&engine)?.run(&IDS, &mut |layer, rows| {
-        for row in rows.chunks_exact(off[layer].len()) {
+    let wanted = Wanted { hidden: true, ..Wanted::default() };
+    Observer::new(&engine, wanted)?.run(&IDS, &mut |layer, rows| {
+        for row in rows.hidden.chunks_exact(off[layer].len()) {
             off[layer].iter_mut().zip(row).for_each(|(off, h)| *off &= *h == 0.0);
         }
     })?;

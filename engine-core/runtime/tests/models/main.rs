@@ -14,6 +14,7 @@ mod stack;
 mod synth;
 mod synthetic;
 mod traps;
+mod vulkan;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -30,5 +31,6 @@ fn main() -> std::process::ExitCode {
     trials.extend(synth::trials());
     trials.extend(exact::trials());
     trials.extend(mixture::trials());
+    trials.extend(vulkan::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -1,6 +1,6 @@
 //! Logits and greedy ids of the f32 reference that came with the models.
 
-use crate::stack::{Outcome, Setup, ensure, shared, show, story, trial_with};
+use crate::stack::{Outcome, Setup, ensure, on_vulkan, shared, show, story, trial_with};
 use engine_runtime::{Activations, Session, SparsityChoice};
 use libtest_mimic::{Failed, Trial};
 use serde_json::Value;
@@ -45,6 +45,18 @@ pub(crate) fn trials() -> Vec<Trial> {
         }
         if name != "drelu-135m" {
             add(Setup::on("reference")); // the oracle takes minutes for the larger one
+        }
+    }
+    let reference = shared(story_reference);
+    if reference.is_file() {
+        for activations in [Activations::F32, Activations::Int8] {
+            for sparsity in [SparsityChoice::Dense, SparsityChoice::GateFirst] {
+                let setup = Setup { activations, sparsity, ..Setup::on("vulkan") };
+                let policy = if sparsity == SparsityChoice::Dense { "dense" } else { "gate-first" };
+                let name = format!("reference::story::vulkan::{}::{policy}", activations.name());
+                let reference = reference.clone();
+                trials.push(on_vulkan(name, move || follows(setup, &story(), &reference)));
+            }
         }
     }
     trials

@@ -1,12 +1,13 @@
 //! Opens plug-ins by name from the folder of this test program.
 
+use engine_core::ComputeBackend;
 use engine_core::config::Plugins;
 use engine_core::options::OptionTable;
 use engine_loader::{Catalogue, Environment};
 use engine_runtime::{Activations, Engine, EngineOptions, SparsityChoice, Stack};
 use libtest_mimic::{Failed, Trial};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub(crate) type Outcome = Result<(), Failed>;
 
@@ -40,11 +41,16 @@ impl Setup {
     }
 
     pub(crate) fn load(&self, model: &Path) -> Result<Engine, Failed> {
-        static CATALOGUE: OnceLock<Mutex<Catalogue>> = OnceLock::new();
-        let catalogue = CATALOGUE.get_or_init(|| Mutex::new(discover()));
-        let catalogue = catalogue.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(self.load_watched(model)?.0)
+    }
+
+    /// The engine, and its device for a look at the counters.
+    pub(crate) fn load_watched(&self, model: &Path) -> Result<(Engine, Arc<dyn ComputeBackend>), Failed> {
+        let catalogue = catalogue();
         let mut options = OptionTable::new();
-        options.insert("threads".into(), self.threads.into());
+        if self.device != "vulkan" {
+            options.insert("threads".into(), self.threads.into());
+        }
         let none = OptionTable::new();
         let stack = Stack {
             compute: vec![(self.device.to_owned(), catalogue.open_compute(self.device, &options)?)],
@@ -53,6 +59,7 @@ impl Setup {
             planner: catalogue.open_planner("greedy", &none)?,
         };
         drop(catalogue);
+        let device = stack.compute[0].1.clone();
         let options = EngineOptions {
             context: self.context,
             batch: self.batch,
@@ -62,7 +69,31 @@ impl Setup {
             strict: self.strict,
             count_active: self.count_active,
         };
-        Ok(Engine::load(model, stack, options)?)
+        Ok((Engine::load(model, stack, options)?, device))
+    }
+}
+
+fn catalogue() -> MutexGuard<'static, Catalogue> {
+    static CATALOGUE: OnceLock<Mutex<Catalogue>> = OnceLock::new();
+    CATALOGUE.get_or_init(|| Mutex::new(discover())).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why there is no such device on this machine, asked once.
+pub(crate) fn no_vulkan() -> Option<&'static str> {
+    static REASON: OnceLock<Option<String>> = OnceLock::new();
+    let ask = || match catalogue().devices("vulkan", &OptionTable::new()) {
+        Ok(devices) if devices.is_empty() => Some("there is no Vulkan device".to_owned()),
+        Ok(_) => None,
+        Err(error) => Some(error.to_string().lines().next().unwrap_or_default().to_owned()),
+    };
+    REASON.get_or_init(ask).as_deref()
+}
+
+/// A trial that needs a Vulkan device, ignored with the reason in its name where there is none.
+pub(crate) fn on_vulkan(name: String, run: impl FnOnce() -> Outcome + Send + 'static) -> Trial {
+    match no_vulkan() {
+        None => Trial::test(name, run),
+        Some(reason) => Trial::test(format!("{name} (ignored: {reason})"), || Ok(())).with_ignored_flag(true),
     }
 }
 

@@ -2,8 +2,8 @@
 //! foretelling, and the predictor that is written with them.
 
 use crate::stack::{Outcome, Setup, ensure, show};
-use engine_runtime::activity::{LayerActivity, observe};
-use engine_runtime::{Observer, SparsityChoice};
+use calibration::activity::LayerActivity;
+use engine_runtime::{Engine, Observer, SparsityChoice, Wanted};
 use formats::model::Activation;
 use libtest_mimic::{Failed, Trial};
 use std::path::PathBuf;
@@ -28,14 +28,21 @@ pub(crate) fn made(shape: &Shape) -> Result<(tempfile::TempDir, PathBuf), Failed
     Ok((folder, path))
 }
 
+/// What the neurons of a model whose function is zero below zero do with one text.
+pub(crate) fn observed(engine: &Engine, ids: &[u32]) -> Result<Vec<LayerActivity>, libtest_mimic::Failed> {
+    let layers = &engine.model().layers;
+    let mut seen: Vec<LayerActivity> =
+        layers.iter().map(|layer| LayerActivity::new(layer.ffn.n_ff)).collect();
+    let wanted = Wanted { hidden: true, ..Wanted::default() };
+    Observer::new(engine, wanted)?.run(ids, &mut |layer, rows| seen[layer].see(rows.hidden, true))?;
+    Ok(seen)
+}
+
 fn statistics(function: Activation) -> Outcome {
     let shape = Shape { activation: function, ..Shape::preset("tiny")? };
     let (_folder, path) = made(&shape)?;
     let engine = Setup { context: 512, ..Setup::on("cpu") }.load(&path)?;
-    let mut layers: Vec<LayerActivity> =
-        (0..shape.layers).map(|_| LayerActivity::new(shape.hidden as usize)).collect();
-    let zero_below = vec![true; layers.len()];
-    observe(&mut Observer::new(&engine)?, &zero_below, &mut layers, &sample_ids(&shape, 9, 512))?;
+    let layers = observed(&engine, &sample_ids(&shape, 9, 512))?;
     for (index, layer) in layers.iter().enumerate() {
         let (active, hottest, overlap) = (layer.active(), layer.hottest(), layer.overlap());
         show(|| format!("{} {index}: {active:.4} {hottest:.4} {overlap:.4}", function.name()));
