@@ -268,6 +268,10 @@ impl Layer<'_> {
         };
         if listed {
             self.multiply(first_weight, first_bias, Rows::List(&local.list), self.hidden(0), &mut local.tile);
+            if matches!(op.select, Select::Planes(_)) {
+                // The estimates have counted the high halves of these rows, and just read them.
+                local.tile.read -= (local.list.len() * first_weight.operand.stride) as u64;
+            }
         } else {
             for r in &active {
                 let rows = Rows::Range(r.start, r.end);
@@ -284,6 +288,9 @@ impl Layer<'_> {
         }
         if op.gate.is_some() {
             self.multiply(&op.up, op.up_bias.as_ref(), Rows::List(&local.list), self.up(0), &mut local.tile);
+            if matches!(&op.select, Select::Planes(rule) if rule.up_deviation.is_some()) {
+                local.tile.read -= (local.list.len() * op.up.operand.stride) as u64;
+            }
             for t in 0..self.tokens {
                 let (h, up) = (self.hidden(t).wrapping_add(start), self.up(t).wrapping_add(start));
                 self.activate(op.up_function, up, len);
