@@ -4,7 +4,7 @@
 //! neither the number of threads nor the neurons that are skipped (whose term is zero) change its bits.
 
 use super::format::{Format, Matrix, with_format};
-use super::matmul::Tile;
+use super::matmul::{Tile, prefetch};
 use super::simd::{BLOCK, LANES, Simd};
 
 /// One token.
@@ -50,18 +50,27 @@ unsafe fn one_token<S: Simd, F: Format>(s: S, job: &Axpy<'_>) {
     // SAFETY: neurons come from `job.neurons`; the caller answers for them.
     unsafe {
         let (fours, rest) = job.neurons.as_chunks::<4>();
-        for four in fours {
-            add_rows::<S, F, 4>(s, job, *four);
+        let last = job.neurons.len().saturating_sub(1);
+        let row = |at: usize| job.weight.row(job.neurons[at.min(last)] as usize).data;
+        for (at, four) in fours.iter().enumerate() {
+            add_rows::<S, F, 4>(s, job, *four, std::array::from_fn(|r| row(4 * at + 4 + r)));
         }
-        for &one in rest {
-            add_rows::<S, F, 1>(s, job, [one]);
+        for (at, &one) in rest.iter().enumerate() {
+            add_rows::<S, F, 1>(s, job, [one], [row(4 * fours.len() + at + 1)]);
         }
     }
 }
 
-/// Adds `R` rows, one after the other within each element, in one pass over the output.
+/// Adds `R` rows, one after the other within each element, in one pass over the output. The rows in `next` are asked for
+/// ahead of their use: those that take part lie anywhere, and a part of a row is too short for the hardware to foretell.
 #[inline(always)]
-unsafe fn add_rows<S: Simd, F: Format, const R: usize>(s: S, job: &Axpy<'_>, neurons: [u32; R]) {
+unsafe fn add_rows<S: Simd, F: Format, const R: usize>(
+    s: S,
+    job: &Axpy<'_>,
+    neurons: [u32; R],
+    next: [*const u8; R],
+) {
+    let step = job.weight.stride / job.weight.columns.div_ceil(BLOCK).max(1);
     let rows = neurons.map(|n| job.weight.row(n as usize));
     // SAFETY: the caller's promise of `axpy`.
     unsafe {
@@ -72,6 +81,7 @@ unsafe fn add_rows<S: Simd, F: Format, const R: usize>(s: S, job: &Axpy<'_>, neu
             let mut y =
                 [s.load(out), s.load(out.add(LANES)), s.load(out.add(2 * LANES)), s.load(out.add(3 * LANES))];
             for r in 0..R {
+                prefetch(next[r].wrapping_add(block * step));
                 let w = F::vectors(s, rows[r], block);
                 for i in 0..4 {
                     y[i] = s.fma(h[r], w[i], y[i]);

@@ -276,6 +276,12 @@ unsafe impl Send for Matrix {}
 unsafe impl Sync for Matrix {}
 
 impl Matrix {
+    /// Bytes of a row, both halves of its codes where it is in planes.
+    #[inline(always)]
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.stride + self.low_stride
+    }
+
     /// Where a row starts.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> Row {

@@ -127,7 +127,7 @@ impl Tile {
 /// token)`, and `bias` every row. `Input::Int8` comes only with formats that have an integer dot.
 #[inline(always)]
 pub(crate) unsafe fn matmul<S: Simd>(s: S, job: &Matmul<'_>, tile: &mut Tile) {
-    tile.read += (job.rows.len() * (job.weight.stride + job.weight.low_stride)) as u64;
+    tile.read += (job.rows.len() * job.weight.row_bytes()) as u64;
     // SAFETY: the caller's promise, passed on.
     unsafe {
         match job.input {
@@ -151,7 +151,7 @@ pub(crate) unsafe fn matmul<S: Simd>(s: S, job: &Matmul<'_>, tile: &mut Tile) {
 /// Asks for the line at `p` ahead of its use. Rows of narrow models are shorter than what hardware prefetchers need to
 /// find their stride, so decode would wait for memory at the start of every row.
 #[inline(always)]
-fn prefetch(p: *const u8) {
+pub(super) fn prefetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch is a hint; it reads nothing and faults for no address. SSE is x86-64's baseline.
     unsafe {
