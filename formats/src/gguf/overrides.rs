@@ -1,6 +1,6 @@
 //! Metadata that a person knows better than the file: one key's value laid over another, before anything reads it.
 
-use super::{GgufFile, Value};
+use super::{Container, GgufFile, Value};
 use crate::{FormatError, Result};
 
 /// A key that was overridden.
@@ -31,6 +31,11 @@ impl GgufFile {
         };
         if key.is_empty() || OF_THE_CONTAINER.iter().any(|own| key.starts_with(own)) {
             return Err(bad("the file has been read by it; only keys about the model can be".into()));
+        }
+        let of_tokenizer = key.starts_with("tokenizer.ggml.");
+        let used = key.ends_with("_token_id") || key == "tokenizer.ggml.add_bos_token";
+        if self.container() == Container::Safetensors && of_tokenizer && !used {
+            return Err(bad("a folder's text is split and joined as its tokenizer.json says".into()));
         }
         let before = metadata.get(key).cloned();
         let value = match &before {

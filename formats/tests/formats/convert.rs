@@ -155,6 +155,22 @@ fn what_has_no_place_is_refused() {
     refused(wide.path(), none, &["blk.", ".attn_", "heads of 24"]);
     let parts = changed("falcon-new", |config, _| config["num_kv_heads"] = json!(4));
     refused(parts.path(), none, &["attn_qkv_by_group", "4 groups of 1 query heads"]);
+    // Tokenizers that a folder may have, and GGUF has no name for.
+    let with = |tokenizer: serde_json::Value| {
+        let folder = changed("qwen2", |_, _| ());
+        fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        folder
+    };
+    let words = with(json!({"model": {"type": "WordPiece", "vocab": {"a": 0}}}));
+    refused(words.path(), none, &["tokenizer `WordPiece of tokenizer.json`", "--no-tokenizer"]);
+    let mut level = json!({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+        "pre_tokenizer": {"type": "ByteLevel"}, "normalizer": {"type": "Lowercase"}});
+    refused(with(level.clone()).path(), none, &["kind Lowercase", "--no-tokenizer"]);
+    level["normalizer"] = json!(null);
+    level["pre_tokenizer"] = json!({"type": "Whitespace"});
+    refused(with(level.clone()).path(), none, &["Whitespace", "--pre-tokenizer"]);
+    level["model"]["end_of_word_suffix"] = json!("</w>");
+    refused(with(level).path(), none, &["BPE with `end_of_word_suffix`", "--no-tokenizer"]);
     let secret = changed("falcon", |config, _| config["alibi"] = json!(true));
     refused(secret.path(), none, &["config.json", "alibi"]);
 }

@@ -28,6 +28,22 @@ fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     text + &decoder.finish()
 }
 
+/// What the tokenizer.json says cannot be overridden key by key; which ids are special can.
+#[test]
+fn overrides_of_a_folder() {
+    let folder = folder_with(&kept("smollm"));
+    let mut file = GgufFile::open(folder.path()).unwrap();
+    says(
+        &file.override_key("tokenizer.ggml.pre", "gpt-2").unwrap_err(),
+        &["tokenizer.ggml.pre", "as its tokenizer.json says"],
+    );
+    file.override_key("tokenizer.ggml.eos_token_id", "3").unwrap();
+    let tokenizer = Tokenizer::from_gguf(&file, &TokenizerOptions::default()).unwrap();
+    assert!(tokenizer.is_end_of_generation(3));
+    let pre = Tokenizer::from_gguf(&file, &TokenizerOptions::with_pre("gpt-2")).unwrap_err();
+    says(&pre, &["the pre-tokenizer override `gpt-2`", "only GGUF files name it"]);
+}
+
 /// Kinds that GGUF does not have are tokenized, too.
 #[test]
 fn tokenizers_of_other_kinds() {
@@ -79,8 +95,8 @@ fn tokenizers_of_other_kinds() {
     assert_eq!(found.encode("abxxb", false, false).unwrap(), [2, 0, 3]);
 }
 
-/// The same by our own means, from the keys that a converted file has.
-fn converted(json: &Json) -> Tokenizer {
+/// A folder of safetensors with this tokenizer.
+fn folder_with(json: &Json) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
     let config = json!({"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 1, "intermediate_size": 1,
@@ -89,6 +105,12 @@ fn converted(json: &Json) -> Tokenizer {
     let header = json!({"t": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}).to_string();
     let shard = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 2]].concat();
     fs::write(folder.path().join("model.safetensors"), shard).unwrap();
+    folder
+}
+
+/// The same by our own means, from the keys that a converted file has.
+fn converted(json: &Json) -> Tokenizer {
+    let folder = folder_with(json);
     let read = GgufFile::open(folder.path()).unwrap();
     let mut writer = GgufWriter::new(Container::Gguf);
     for (key, value) in read.metadata().iter() {

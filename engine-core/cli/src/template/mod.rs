@@ -4,14 +4,21 @@
 //! `strftime_now` and Python's `tojson` exist, Python's methods work on strings and dictionaries, and the `generation`
 //! block (which only marks text for training) is transparent.
 
-mod bounds;
 mod python;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Value;
+use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::{Map, json};
 use std::fmt;
+
+/// Instructions that one rendering may take: a template is a stranger's program. What it joins, repeats and writes costs
+/// fuel, too, one for every 64 bytes, so that no few instructions fill the memory.
+const FUEL: u64 = 2_000_000;
+
+/// Stack that one rendering may take (it is memory only where it is used): as many lists in lists as the fuel pays for are
+/// dropped one in another.
+const STACK: usize = 512 << 20;
 
 /// Why a template or a message was refused.
 #[derive(Debug)]
@@ -167,6 +174,7 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(template_error)?);
+        environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(python::method);
         environment.set_formatter(python::print);
         environment.add_function("raise_exception", raise_exception);
@@ -217,7 +225,15 @@ impl ChatTemplate {
         ] {
             context.insert(name.into(), value);
         }
-        bounds::render(&self.environment, NAME, context)
+        let template = self.environment.get_template(NAME)?;
+        let render = || template.render(Value::from(Serde(&context)));
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, render);
+            let thread = thread.map_err(|error| {
+                Error::new(ErrorKind::InvalidOperation, format!("no thread to render in: {error}"))
+            })?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 }
 
@@ -268,6 +284,14 @@ fn template_error(error: Error) -> TemplateError {
             return TemplateError::Refused { message: message.clone() };
         }
         cause = here.source();
+    }
+    if error.kind() == ErrorKind::OutOfFuel {
+        let line = error.line().unwrap_or(0);
+        let detail = format!(
+            "line {line}: it ran out of fuel: it takes more than {FUEL} instructions, or makes more than {} MiB of text",
+            FUEL * 64 >> 20
+        );
+        return TemplateError::Template { detail };
     }
     let line = error.line().map_or(String::new(), |line| format!("line {line}: "));
     let detail = error.detail().map_or(String::new(), |detail| format!(": {detail}"));

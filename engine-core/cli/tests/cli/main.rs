@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answers;
 mod bad_files;
 mod bad_plugins;
 mod chat;
@@ -51,25 +52,33 @@ fn main() -> std::process::ExitCode {
                 Ok(())
             })
         })
-        .chain(chat::tests_with_models().into_iter().chain(templates::tests_with_models()).map(
-            |(name, model, test)| {
-                let path = program::shared_model(model);
-                let kind =
-                    if path.is_none() { format!("needs ../shared/models/{model}") } else { String::new() };
-                let ignored = path.is_none();
-                let run = move || {
-                    test(&path.unwrap_or_default());
-                    Ok(())
-                };
-                Trial::test(name, run).with_ignored_flag(ignored).with_kind(kind)
-            },
-        ))
+        .chain(
+            chat::tests_with_models()
+                .into_iter()
+                .chain(templates::tests_with_models())
+                .chain(answers::tests_with_models())
+                .map(|(name, model, test)| {
+                    let path = program::shared_model(model);
+                    let kind = if path.is_none() {
+                        format!("needs ../shared/models/{model}")
+                    } else {
+                        String::new()
+                    };
+                    let ignored = path.is_none();
+                    let run = move || {
+                        test(&path.unwrap_or_default());
+                        Ok(())
+                    };
+                    Trial::test(name, run).with_ignored_flag(ignored).with_kind(kind)
+                }),
+        )
         .chain(
             processor::tests_where_allowed()
                 .into_iter()
                 .chain(convert::tests_with_python())
                 .chain(misbehaving::tests_with_fixtures())
                 .chain(interrupt::tests_with_terminal())
+                .chain(answers::tests_with_python())
                 .map(|(name, lacking, test)| {
                     let run = move || {
                         test();

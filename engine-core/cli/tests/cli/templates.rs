@@ -22,7 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// Few instructions can fill any memory, and few more any file: the error says which, and about where.
+/// Few instructions could fill any memory, and few more any file: the error says where.
 fn bombs() {
     let folder = tempfile::tempdir().unwrap();
     let template = folder.path().join("bomb.jinja");
@@ -31,15 +31,13 @@ fn bombs() {
             "{{% set ns = namespace(x='aaaa') %}}\n{{% for i in range(60) %}}\n{{% set ns.x = {twice} %}}\n{{% endfor %}}"
         )
     };
-    let memory = "more than 512 MiB of memory, near line 3";
-    for (source, wanted) in [
-        (doubled("ns.x ~ ns.x"), memory),
-        (doubled("ns.x + ns.x"), memory),
-        (doubled("[ns.x, ns.x] | join"), memory),
-        (
-            "\n{% for i in range(100000) %}{{ 'a' * 10000 }}{% endfor %}".into(),
-            "more than 16 MiB, near line 2",
-        ),
+    for (source, line) in [
+        (doubled("ns.x ~ ns.x"), "line 3"),
+        (doubled("ns.x + ns.x"), "line 3"),
+        (doubled("ns.x * 2"), "line 3"),
+        (doubled("[ns.x, ns.x] | join"), "line 3"),
+        (doubled("ns.x.replace('a', 'aa')"), "line 3"),
+        ("\n{% for i in range(100000) %}{{ 'a' * 10000 }}{% endfor %}".into(), "line 2"),
     ] {
         std::fs::write(&template, &source).unwrap();
         let template = template.to_str().unwrap();
