@@ -6,7 +6,9 @@ use engine_core::operation::{
 };
 use engine_core::{DType, TensorType};
 
-use crate::kernels::{CHUNK, DOWN_TILE, LONGEST_HEAD, WEIGHT_TYPES, format_name, function_code};
+use crate::kernels::{
+    CHUNK, DOWN_TILE, LONGEST_HEAD, PRODUCT_ROWS, WEIGHT_TYPES, format_name, function_code,
+};
 
 /// What the device allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,8 +107,13 @@ impl Checker<'_> {
         id.map_or(Ok(()), |id| self.words(id).map(|_| ()))
     }
 
-    /// Weights, which are seen in parts.
+    /// Weights of a product, which are seen in parts of whole workgroups.
     fn weight(&self, id: SlotId) -> Result<TensorType, String> {
+        self.weight_of(id, PRODUCT_ROWS)
+    }
+
+    /// Weights that are seen in parts of a multiple of `rows`.
+    fn weight_of(&self, id: SlotId, rows: u64) -> Result<TensorType, String> {
         let slot = self.slot(id)?;
         let t = slot.tensor;
         if format_name(t.dtype).is_none() {
@@ -120,7 +127,7 @@ impl Checker<'_> {
                 slot.name, t.row_stride
             ));
         }
-        if t.row_stride.saturating_mul(2 * CHUNK) > self.limits.window() {
+        if t.row_stride.saturating_mul(rows.min(t.rows)) > self.limits.window() {
             return Err(format!(
                 "`{}`: rows {} bytes apart are too far for this device",
                 slot.name, t.row_stride
@@ -196,7 +203,7 @@ impl Checker<'_> {
             OperationKind::Copy { .. } => {}
             OperationKind::Embed { ids, table, output, scale: _ } => {
                 self.words(*ids)?;
-                self.weight(*table)?;
+                self.weight_of(*table, 1)?;
                 self.words(*output)?;
             }
             OperationKind::Norm { norm, epsilon: _, input, weight, bias, output } => {
@@ -286,9 +293,13 @@ impl Checker<'_> {
     fn ffn(&self, ffn: &Ffn, hidden: Quantization) -> Result<Needs, String> {
         let width = self.words(ffn.input)?.columns;
         self.words(ffn.output)?;
-        for weight in [ffn.gate, Some(ffn.up), Some(ffn.down)].into_iter().flatten() {
+        for weight in [ffn.gate, Some(ffn.up)].into_iter().flatten() {
             self.weight(weight)?;
         }
+        match ffn.down_layout {
+            DownLayout::OutputRows => self.weight(ffn.down)?,
+            DownLayout::NeuronRows => self.weight_of(ffn.down, CHUNK)?,
+        };
         for id in [ffn.gate_bias, ffn.up_bias, ffn.hidden, ffn.active_count] {
             self.optional(id)?;
         }

@@ -21,6 +21,8 @@ mod module;
 mod pipelines;
 mod program;
 mod record;
+#[cfg(test)]
+mod tests;
 mod timeline;
 
 pub use module::{VulkanModule, VulkanOptions};

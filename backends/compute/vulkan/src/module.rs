@@ -106,18 +106,26 @@ impl ComputeModule for VulkanModule {
     }
 
     fn open(&self, index: u32, table: &OptionTable) -> Result<Box<dyn ComputeBackend>> {
-        let options = options(table)?;
-        let device = guarded(&options, "opened a device", move |options| {
-            let instance = Arc::new(Instance::new(options)?);
-            let (found, _) = instance.candidates(options)?;
-            let count = found.len();
-            let candidate = found.into_iter().nth(index as usize).ok_or_else(|| {
-                Error::invalid(format!(
-                    "the vulkan plug-in lists {count} device(s); there is no device {index}"
-                ))
-            })?;
-            Device::open(instance, candidate, Duration::from_secs(options.submit_timeout_s.into()))
-        })?;
-        Ok(Box::new(VulkanBackend::open(device, pipelines::folder(&options.pipeline_cache))?))
+        Ok(Box::new(open(index, table, |_| ())?))
     }
+}
+
+/// Opens a device; `change` may take something away from what the driver offers (tests do).
+pub(crate) fn open(
+    index: u32,
+    table: &OptionTable,
+    change: impl FnOnce(&mut Candidate) + Send + 'static,
+) -> Result<VulkanBackend> {
+    let options = options(table)?;
+    let device = guarded(&options, "opened a device", move |options| {
+        let instance = Arc::new(Instance::new(options)?);
+        let (found, _) = instance.candidates(options)?;
+        let count = found.len();
+        let mut candidate = found.into_iter().nth(index as usize).ok_or_else(|| {
+            Error::invalid(format!("the vulkan plug-in lists {count} device(s); there is no device {index}"))
+        })?;
+        change(&mut candidate);
+        Device::open(instance, candidate, Duration::from_secs(options.submit_timeout_s.into()))
+    })?;
+    VulkanBackend::open(device, pipelines::folder(&options.pipeline_cache))
 }

@@ -19,6 +19,7 @@ use thermocline_compute_vulkan::VulkanModule;
 
 const CHILD: &str = "--scenario";
 
+#[expect(clippy::print_stderr, reason = "a program of its own")]
 fn main() -> ExitCode {
     engine_loader::probe_main_if_requested();
     let arguments: Vec<String> = std::env::args().collect();
