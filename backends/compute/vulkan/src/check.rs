@@ -306,6 +306,9 @@ impl Checker<'_> {
         self.function(ffn.function)?;
         self.function(ffn.up_function)?;
         self.quantises(hidden)?;
+        if ffn.gate_low.is_some() || ffn.up_low.is_some() {
+            return Err("weights in planes have no shader here".into());
+        }
         match ffn.selection {
             Selection::All | Selection::GateFirst | Selection::Threshold(_) => {}
             Selection::Mask(mask) => {
