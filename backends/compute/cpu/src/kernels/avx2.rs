@@ -12,6 +12,12 @@ pub(super) trait BytesDot: Copy + Send + Sync + 'static {
     /// # Safety
     /// The processor has the tier's instructions.
     unsafe fn dot(weight: __m256i, activation: __m256i) -> __m256i;
+
+    /// See [`Simd::dot_nibbles`]; the results are still integers.
+    ///
+    /// # Safety
+    /// The processor has the tier's instructions.
+    unsafe fn dot_nibbles(codes: __m256i, activation: __m256i) -> __m256i;
 }
 
 /// Proof that AVX2, FMA and F16C, and what `D` needs beyond them, were detected, in the processor and in the state
@@ -54,6 +60,11 @@ impl BytesDot for Pairs {
             let pairs = _mm256_maddubs_epi16(magnitude, signed);
             _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
         })
+    }
+
+    #[inline(always)]
+    unsafe fn dot_nibbles(codes: __m256i, activation: __m256i) -> __m256i {
+        wide!(_mm256_madd_epi16(_mm256_maddubs_epi16(codes, activation), _mm256_set1_epi16(1)))
     }
 }
 
@@ -230,6 +241,25 @@ impl<D: BytesDot> Simd for Vectors<D> {
     #[inline(always)]
     fn dot_bytes(self, weight: __m256i, activation: __m256i) -> __m256 {
         wide!(_mm256_cvtepi32_ps(D::dot(weight, activation)))
+    }
+    #[inline(always)]
+    fn four_factors(self, bits: [u16; 4], multiple: f32, scale: f32) -> [__m256; 4] {
+        let [a, b, c, d] = bits.map(i64::from);
+        wide!({
+            let four = _mm_cvtph_ps(_mm_cvtsi64_si128(a | b << 16 | c << 32 | d << 48));
+            let four = _mm_mul_ps(_mm_mul_ps(four, _mm_set1_ps(multiple)), _mm_set1_ps(scale));
+            let twice = _mm256_set_m128(four, four);
+            [
+                _mm256_permute_ps::<0b00_00_00_00>(twice),
+                _mm256_permute_ps::<0b01_01_01_01>(twice),
+                _mm256_permute_ps::<0b10_10_10_10>(twice),
+                _mm256_permute_ps::<0b11_11_11_11>(twice),
+            ]
+        })
+    }
+    #[inline(always)]
+    fn dot_nibbles(self, codes: __m256i, activation: __m256i) -> __m256 {
+        wide!(_mm256_cvtepi32_ps(D::dot_nibbles(codes, activation)))
     }
 }
 

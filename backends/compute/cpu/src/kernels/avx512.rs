@@ -4,7 +4,7 @@
 //! over AVX2 is a single instruction for four products of bytes and their sum, and twice as many registers.
 
 use core::arch::x86_64::{
-    __m256i, _mm256_abs_epi8, _mm256_dpbusd_epi32, _mm256_setzero_si256, _mm256_sign_epi8,
+    __m256i, _mm256_dpbusd_epi32, _mm256_set1_epi8, _mm256_setzero_si256, _mm256_sub_epi32, _mm256_xor_si256,
 };
 
 use super::avx2::{BytesDot, Vectors};
@@ -26,12 +26,20 @@ impl BytesDot for Vnni {
     unsafe fn dot(weight: __m256i, activation: __m256i) -> __m256i {
         // SAFETY: the caller's promise.
         unsafe {
-            // The instruction takes unsigned times signed bytes: |weight| (128 for -128) times the activation with the
-            // weight's sign. It adds in 32 bits, without saturation.
-            let magnitude = _mm256_abs_epi8(weight);
-            let signed = _mm256_sign_epi8(activation, weight);
-            _mm256_dpbusd_epi32(_mm256_setzero_si256(), magnitude, signed)
+            // The instruction takes unsigned times signed bytes and adds in 32 bits, without saturation: with 128 added
+            // to each weight, which is a change of its sign bit, the sum is 128 times the activations' too large. What
+            // to take off depends on the activations alone, so it is made once for all rows.
+            let flip = _mm256_set1_epi8(-128);
+            let zero = _mm256_setzero_si256();
+            let excess = _mm256_dpbusd_epi32(zero, flip, activation);
+            _mm256_dpbusd_epi32(_mm256_sub_epi32(zero, excess), _mm256_xor_si256(weight, flip), activation)
         }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_nibbles(codes: __m256i, activation: __m256i) -> __m256i {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_dpbusd_epi32(_mm256_setzero_si256(), codes, activation) }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::format::{Format, Matrix, Row, with_format, with_integer_format};
 use super::prefill;
-use super::quantised::{IntegerFormat, add_product, lane_sums};
+use super::quantised::{IntegerFormat, add_four, add_product, lane_sums};
 use super::simd::{BLOCK, LANES, Simd};
 use super::squares;
 
@@ -266,6 +266,13 @@ unsafe fn dot_int8<S: Simd, F: IntegerFormat, const R: usize>(
             let x = s.load_bytes(codes.add(block * BLOCK));
             let scale = *scales.add(block);
             let activation = (x, scale, lane_sums::<S, F>(s, x));
+            if let (Some(factor), Some(&four)) = (F::FACTOR, rows.first_chunk::<4>()) {
+                for r in 0..R {
+                    next.fetch(r, block);
+                }
+                add_four::<S, F>(s, four, block, factor, activation, &mut sums);
+                continue;
+            }
             for r in 0..R {
                 next.fetch(r, block);
                 sums[r] = add_product::<S, F>(s, F::codes(s, rows[r], block), activation, sums[r]);

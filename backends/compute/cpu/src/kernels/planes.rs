@@ -13,8 +13,6 @@ use super::simd::Simd;
 const HIGH: usize = 18;
 /// Bytes of a block of low halves.
 const LOW: usize = 16;
-/// The middle of what a low half adds, in units of the high half: `8 - 7.5 / 16`.
-const MIDDLE: f32 = 7.53125;
 
 /// The estimate by the high halves.
 #[derive(Clone, Copy)]
@@ -27,22 +25,22 @@ pub(crate) struct Planes;
 format_of_codes!(HighHalves, Planes);
 
 impl IntegerFormat for HighHalves {
-    const SECOND: Second = Second::Term;
+    const SECOND: Second = Second::Middle;
+    const FACTOR: Option<(usize, f32)> = Some((HIGH, 1.0));
 
     #[inline(always)]
     unsafe fn codes<S: Simd>(s: S, row: Row, block: usize) -> (S::B, [f32; 2]) {
         // SAFETY: the caller's row has the block: two bytes of scale, then the codes.
         unsafe {
             let p = row.data.add(block * HIGH);
-            let scale = half(s, p);
-            // Eleven bits times eight are exact.
-            (s.load_nibbles(p.add(2)), [scale, scale * -MIDDLE])
+            (s.load_nibbles(p.add(2)), [half(s, p), 0.0])
         }
     }
 }
 
 impl IntegerFormat for Planes {
     const SECOND: Second = Second::None;
+    const FACTOR: Option<(usize, f32)> = Some((HIGH, 0.0625));
 
     #[inline(always)]
     unsafe fn codes<S: Simd>(s: S, row: Row, block: usize) -> (S::B, [f32; 2]) {

@@ -13,14 +13,22 @@ pub(crate) enum Second {
     None,
     /// Elements 16 to 31: `value = b x code` there, `a x code` for elements 0 to 15.
     UpperHalf,
-    /// A term of all elements: `value = a x code + b`.
+    /// A term of all elements: `value = a x code + b`, with codes of 0 to 15.
     Term,
+    /// There is none; codes of 0 to 15 count from [`MIDDLE`]: `value = a x (code - MIDDLE)`.
+    Middle,
 }
+
+/// From where the high half of an 8-bit code counts, if nothing is known of the low half: `8 - 7.5 / 16`.
+pub(super) const MIDDLE: f32 = 7.53125;
 
 /// A type whose 32 elements are integer codes with factors `[a, b]`.
 pub(crate) trait IntegerFormat: Format {
     /// The meaning of the second factor.
     const SECOND: Second;
+    /// Where the first factor is one f16 per block and there is no second: where it stands in the row, and what it is to
+    /// be multiplied by (a power of two).
+    const FACTOR: Option<(usize, f32)> = None;
 
     /// The block's codes, none of which is below -128, and its factors.
     ///
@@ -38,19 +46,54 @@ pub(crate) fn add_product<S: Simd, F: IntegerFormat>(
     (activation, scale, sums): (S::B, f32, S::V),
     sum: S::V,
 ) -> S::V {
-    let products = s.dot_bytes(weight, activation);
+    let products = match F::SECOND {
+        Second::None | Second::UpperHalf => s.dot_bytes(weight, activation),
+        Second::Term | Second::Middle => s.dot_nibbles(weight, activation),
+    };
     match F::SECOND {
         Second::None => s.fma(products, s.splat(a * scale), sum),
         Second::UpperHalf => s.fma(products, s.halves(a * scale, b * scale), sum),
         Second::Term => s.fma(sums, s.splat(b * scale), s.fma(products, s.splat(a * scale), sum)),
+        Second::Middle => s.fma(s.add(products, sums), s.splat(a * scale), sum),
     }
 }
 
-/// The exact sums of each lane's four activation codes, where the type has a term that they multiply.
+/// Adds a block's products of four rows, as [`add_product`] does one by one, for types whose factor is `(bytes of a block,
+/// multiple)`: the f16 of four rows are converted together.
+///
+/// # Safety
+/// The rows have the block.
+#[inline(always)]
+pub(crate) unsafe fn add_four<S: Simd, F: IntegerFormat>(
+    s: S,
+    rows: [Row; 4],
+    block: usize,
+    (bytes, multiple): (usize, f32),
+    (activation, scale, sums): (S::B, f32, S::V),
+    totals: &mut [S::V],
+) {
+    // SAFETY: a block begins with its factor.
+    let bits = rows.map(|row| unsafe { row.data.add(block * bytes).cast::<u16>().read_unaligned() });
+    let factors = s.four_factors(bits, multiple, scale);
+    for (r, total) in totals.iter_mut().enumerate().take(4) {
+        // SAFETY: the caller's rows have the block.
+        let (codes, _) = unsafe { F::codes(s, rows[r], block) };
+        let products = match F::SECOND {
+            Second::Middle => s.add(s.dot_nibbles(codes, activation), sums),
+            _ => s.dot_bytes(codes, activation),
+        };
+        *total = s.fma(products, factors[r], *total);
+    }
+}
+
+/// The exact sums of each lane's four activation codes, where the type has a term that they multiply; times what that is,
+/// where it is the same for all blocks.
 #[inline(always)]
 pub(crate) fn lane_sums<S: Simd, F: IntegerFormat>(s: S, activation: S::B) -> S::V {
     match F::SECOND {
-        Second::Term => s.dot_bytes(s.splat_byte(1), activation),
+        Second::Term => s.dot_nibbles(s.splat_byte(1), activation),
+        // At most 508 times 241/32: exact.
+        Second::Middle => s.mul(s.dot_nibbles(s.splat_byte(1), activation), s.splat(-MIDDLE)),
         Second::None | Second::UpperHalf => s.splat(0.0),
     }
 }
@@ -65,6 +108,7 @@ pub(super) fn values<S: Simd, F: IntegerFormat>(s: S, v: [S::V; 4], [a, b]: [f32
             let second = s.splat(b);
             [s.mul(v[0], first), s.mul(v[1], first), s.mul(v[2], second), s.mul(v[3], second)]
         }
+        Second::Middle => v.map(|v| s.mul(s.sub(v, s.splat(MIDDLE)), first)),
         Second::Term => {
             let term = s.splat(b);
             v.map(|v| s.fma(v, first, term))
@@ -129,6 +173,7 @@ impl Format for Q8 {
 
 impl IntegerFormat for Q8 {
     const SECOND: Second = Second::None;
+    const FACTOR: Option<(usize, f32)> = Some((Self::BYTES, 1.0));
 
     #[inline(always)]
     unsafe fn codes<S: Simd>(s: S, row: Row, block: usize) -> (S::B, [f32; 2]) {
@@ -146,6 +191,7 @@ pub(crate) struct Q4;
 
 impl IntegerFormat for Q4 {
     const SECOND: Second = Second::None;
+    const FACTOR: Option<(usize, f32)> = Some((18, 1.0));
 
     #[inline(always)]
     unsafe fn codes<S: Simd>(s: S, row: Row, block: usize) -> (S::B, [f32; 2]) {

@@ -45,6 +45,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` points to eight writable f16.
     unsafe fn store_f16(self, p: *mut u16, v: Self::V);
+    /// Four f16, each times `multiple` and then times `scale`, in all lanes of a vector each.
+    #[inline(always)]
+    fn four_factors(self, bits: [u16; 4], multiple: f32, scale: f32) -> [Self::V; 4] {
+        bits.map(|bits| self.splat(self.f16(bits) * multiple * scale))
+    }
     /// One f16, converted.
     fn f16(self, bits: u16) -> f32;
     /// Eight consecutive bf16, converted.
@@ -120,6 +125,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// `activation` must not hold -128; `weight` may.
     fn dot_bytes(self, weight: Self::B, activation: Self::B) -> Self::V;
+    /// The same for codes of 0 to 15.
+    #[inline(always)]
+    fn dot_nibbles(self, codes: Self::B, activation: Self::B) -> Self::V {
+        self.dot_bytes(codes, activation)
+    }
 
     /// Whether the int8 kernels keep four outputs per vector, by [`Simd::dot_square`] and [`Simd::dot_column`]. Then
     /// [`Simd::dot_bytes`] must have the sums over elements 0 to 15 and 16 to 31 in lanes 0 and 4 and zeros elsewhere,
