@@ -4,8 +4,8 @@
 //! Weights come from memory: the operators of a case take turns on copies that together are four times the last-level
 //! cache, where memory allows. What is active is drawn at random for each copy, which is harder than the runs of
 //! neighbours that sorted neurons give. Besides criterion's report tables are printed, for which all shares were measured
-//! in turns: by medians, and by the shortest times, which is what counts where others use the machine meanwhile. With
-//! `-- --test`, or a filter that nothing matches, only the tables are made.
+//! in turns: by medians, by the shortest times, and by the time that the processors spent on it (Linux only), which is
+//! what counts where others use the machine meanwhile. A filter that nothing matches leaves criterion's part out.
 #![allow(clippy::print_stdout, reason = "a bench reports on standard output")]
 
 use std::cell::Cell;
@@ -213,27 +213,40 @@ fn prepare(
     Prepared { executable, slots: bound }
 }
 
-/// The middle and the shortest time.
-fn middle_and_shortest(mut times: Vec<f64>) -> [f64; 2] {
-    times.sort_by(f64::total_cmp);
-    [times[times.len() / 2], times[0]]
+/// Seconds that processors spent on this process' threads so far, in Linux; 0 elsewhere.
+fn processor_seconds() -> f64 {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let nanoseconds = |task: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<u64>().ok()
+    };
+    tasks.filter_map(nanoseconds).sum::<u64>() as f64 / 1e9
 }
 
-/// Microseconds of each case, in turns: the middle one and the shortest.
-fn interleaved(cases: &[Case<'_>], bytes: u64) -> Vec<[f64; 2]> {
+/// The middle and the shortest of times, and the middle of processor times.
+fn condensed(mut times: Vec<f64>, mut processor: Vec<f64>) -> [f64; 3] {
+    times.sort_by(f64::total_cmp);
+    processor.sort_by(f64::total_cmp);
+    [times[times.len() / 2], times[0], processor[processor.len() / 2]]
+}
+
+/// Microseconds of each case, in turns: [`condensed`].
+fn interleaved(cases: &[Case<'_>], bytes: u64) -> Vec<[f64; 3]> {
     // Enough runs per turn for a clock, at about 10 GB/s.
     let runs = (20_000_000 / bytes).max(1) as u32;
-    let mut times = vec![Vec::new(); cases.len()];
+    let mut times = vec![(Vec::new(), Vec::new()); cases.len()];
     for round in 0..=ROUNDS {
-        for (case, times) in cases.iter().zip(&mut times) {
-            let started = Instant::now();
+        for (case, (times, processor)) in cases.iter().zip(&mut times) {
+            let (started, spent) = (Instant::now(), processor_seconds());
             (0..runs).for_each(|_| case.run());
+            let (time, spent) = (started.elapsed().as_secs_f64(), processor_seconds() - spent);
             if round > 0 {
-                times.push(started.elapsed().as_secs_f64() * 1e6 / f64::from(runs));
+                times.push(time * 1e6 / f64::from(runs));
+                processor.push(spent * 1e6 / f64::from(runs));
             }
         }
     }
-    times.into_iter().map(middle_and_shortest).collect()
+    times.into_iter().map(|(times, processor)| condensed(times, processor)).collect()
 }
 
 fn main() {
@@ -252,7 +265,7 @@ fn main() {
         last_level_cache() >> 20,
         budget >> 20
     );
-    let mut tables = [String::new(), String::new()];
+    let mut tables = [String::new(), String::new(), String::new()];
     for (width, neurons, gated) in SHAPES {
         for dtype in TYPES {
             let tensor = TensorType::matrix(dtype, neurons, width).expect("a shape of whole blocks");
@@ -300,7 +313,7 @@ fn main() {
         }
     }
     let shares: Vec<String> = SHARES.iter().flatten().map(|share| format!("{share}%")).collect();
-    for (what, table) in ["medians", "shortest times"].iter().zip(tables) {
+    for (what, table) in ["medians", "shortest times", "processor time"].iter().zip(tables) {
         println!(
             "\nDense in microseconds; then how many times as fast with so many neurons active, by {what}.\n"
         );
