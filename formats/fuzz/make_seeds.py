@@ -149,18 +149,21 @@ def main():
         put("tokenizer", "gguf-" + pre, archive(text=text, gguf=gguf(byte_level(pre))))
     for kind in ["llama", "t5"]:
         put("tokenizer", "gguf-" + kind, archive(text=text, gguf=gguf(sentence(kind))))
-    added = [{"id": 6, "content": "</s>", "special": True}, {"id": 7, "content": "::", "special": False}]
-    bpe = {"type": "BPE", "vocab": {"a": 0, "b": 1, "\u0120": 2, "ab": 3, "\u0120ab": 4, "1": 5}, "merges": ["a b", ["\u0120", "ab"]]}
-    level = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [{"id": id, "content": text, "special": id == first, **flags} for first in [6, 7] for id, text in
+             [(first, "</s>"), (first + 1, "::")]]
+    bpe = {"type": "BPE", "vocab": {"a": 0, "b": 1, "\u0120": 2, "ab": 3, "\u0120ab": 4, "1": 5}, "merges": [["a", "b"], ["\u0120", "ab"]]}
+    level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     put("tokenizer", "json-bpe", archive(text=text, **{
-        "tokenizer__json": json.dumps({"added_tokens": added, "normalizer": {"type": "NFC"}, "pre_tokenizer": level, "model": bpe}),
+        "tokenizer__json": json.dumps({"added_tokens": added[:2], "normalizer": {"type": "NFC"}, "pre_tokenizer": level, "model": bpe}),
         "tokenizer_config__json": json.dumps({"bos_token": "</s>", "eos_token": {"content": "</s>"}, "add_bos_token": True})}))
     spm = {"type": "BPE", "byte_fallback": True, "unk_token": "<unk>", "merges": [["\u2581", "a"], ["a", "b"]],
-           "vocab": {"<unk>": 0, "<0x41>": 1, "\u2581": 2, "a": 3, "b": 4, "\u2581a": 5, "ab": 8}}
+           "vocab": {"<unk>": 0, "<0x41>": 1, "\u2581": 2, "a": 3, "b": 4, "\u2581a": 5, "ab": 6}}
     steps = [{"type": "Prepend", "prepend": "\u2581"}, {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
     put("tokenizer", "json-sentencepiece", archive(text=text, **{"tokenizer__json": json.dumps(
-        {"added_tokens": added, "normalizer": {"type": "Sequence", "normalizers": steps}, "model": spm})}))
-    steps = [{"type": kind} for kind in ["NFKC", "Lowercase", "StripAccents", "Strip"]]
+        {"added_tokens": added[2:], "normalizer": {"type": "Sequence", "normalizers": steps}, "model": spm})}))
+    steps = [{"type": kind} for kind in ["NFKC", "Lowercase", "StripAccents"]]
+    steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
     steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     pairs = [["<unk>", 0.0], ["\u2581", -1.0], ["a", -2.0], ["\u2581a", -2.5], ["b", -3.0]]
     put("tokenizer", "json-unigram", archive(text=text, **{"tokenizer__json": json.dumps(

@@ -289,7 +289,7 @@ fn template_error(error: Error) -> TemplateError {
         let line = error.line().unwrap_or(0);
         let detail = format!(
             "line {line}: it ran out of fuel: it takes more than {FUEL} instructions, or makes more than {} MiB of text",
-            FUEL * 64 >> 20
+            (FUEL * 64) >> 20
         );
         return TemplateError::Template { detail };
     }

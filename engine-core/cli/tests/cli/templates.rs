@@ -44,6 +44,8 @@ fn bombs() {
         run(&["chat", "-m", &model(), "--template", template]).fails_with(&[
             "chat template",
             line,
+            "out of fuel",
+            "MiB of text",
             "--template FILE",
         ]);
     }
