@@ -44,6 +44,8 @@ pub struct Options {
     pub neurons: Option<Vec<Neurons>>,
     /// Leaves predictors out, which other programs than this one and PowerInfer do not know.
     pub without_predictors: bool,
+    /// Keeps down's type where a row per neuron means that it is rounded a second time; otherwise it becomes Q8_0 there.
+    pub keep_down_type: bool,
     /// Keys to be set, whatever the model says.
     pub keys: Vec<(String, Value)>,
 }
@@ -178,7 +180,8 @@ pub fn plan_from<'a>(
         predictors::add(folder, file, &mut tensors, &mut metadata, &mut lines)?;
     }
     if let Some(layers) = &options.neurons {
-        neurons::sort(file, layers, &mut tensors, &mut metadata)?;
+        let downs = neurons::sort(file, layers, options.keep_down_type, &mut tensors, &mut metadata)?;
+        lines.extend(downs);
     }
     let file_type = types::choose(&options.types, file, &mut tensors, &mut lines)?;
     let mut set = |key: &str, value: Value| match metadata.iter_mut().find(|entry| entry.0 == key) {

@@ -57,13 +57,15 @@ pub struct Predictor {
     pub fc2: Vec<u8>,
 }
 
-/// Changes tensors and keys of a whole model, one entry of `layers` for each of its layers.
+/// Changes tensors and keys of a whole model, one entry of `layers` for each of its layers; what a person should be told.
 pub(super) fn sort(
     file: &GgufFile,
     layers: &[Neurons],
+    keep_down_type: bool,
     tensors: &mut Vec<Tensor<'_>>,
     metadata: &mut Vec<(String, Value)>,
-) -> Result<()> {
+) -> Result<Option<String>> {
+    let mut finer = None;
     if file.metadata().get("thermocline.version").is_some() {
         return Err(refused(file, "a model that is prepared already".into()));
     }
@@ -93,7 +95,11 @@ pub(super) fn sort(
                     by_rows(file, tensor, count, Order::Listed(order.clone()))?;
                 }
                 "ffn_down.weight" | "ffn_down_t.weight" => {
-                    turn_down(file, tensor, &order)?;
+                    let before = tensor.dtype;
+                    turn_down(file, tensor, &order, keep_down_type)?;
+                    if tensor.dtype == DType::Q8_0 && before != DType::Q8_0 {
+                        finer = Some(before);
+                    }
                     tensor.name = format!("{first}ffn_down_t.weight");
                     downs += 1;
                 }
@@ -134,7 +140,9 @@ pub(super) fn sort(
     for (index, layer) in layers.iter().enumerate() {
         set(format!("thermocline.permutation.{index}"), Value::Array(Array::U32(layer.order.clone())));
     }
-    Ok(())
+    Ok(finer.map(|before| {
+        format!("down is stored as Q8_0: {before} would be rounded a second time; start from the original where you can")
+    }))
 }
 
 fn vector<'a>(name: String, values: &[f32]) -> Tensor<'a> {
@@ -229,7 +237,7 @@ fn by_rows(file: &GgufFile, tensor: &mut Tensor<'_>, count: u64, order: Order) -
 }
 
 /// A row per neuron: columns of what is stored, or rows where it is PowerInfer's.
-fn turn_down(file: &GgufFile, tensor: &mut Tensor<'_>, order: &Arc<[u32]>) -> Result<()> {
+fn turn_down(file: &GgufFile, tensor: &mut Tensor<'_>, order: &Arc<[u32]>, keep_type: bool) -> Result<()> {
     let count = order.len() as u64;
     let shape = |tensor: &Tensor<'_>| match tensor.dims[..] {
         [columns, rows] => Ok((columns, rows)),
@@ -253,6 +261,11 @@ fn turn_down(file: &GgufFile, tensor: &mut Tensor<'_>, order: &Arc<[u32]>) -> Re
     }
     tensor.source.order = Order::ListedColumns { rows, columns: order.clone() };
     tensor.dims = vec![rows, columns];
+    // Blocks run along the other side now: what was rounded to a few bits would be again, at a noticeable cost.
+    let stored = tensor.source.dtype;
+    if stored.is_quantised() && stored != DType::Q8_0 && tensor.dtype.is_quantised() && !keep_type {
+        tensor.dtype = DType::Q8_0;
+    }
     tensor.dtype = fitting(tensor.dtype, rows);
     Ok(())
 }

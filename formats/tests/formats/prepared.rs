@@ -121,6 +121,11 @@ fn a_quantised_model_is_prepared_from_its_original() {
     // Without the original the planes hold what four bits left.
     let worse = written(&small, None, &options);
     assert!(bytes(&worse, "blk.3.ffn_gate_high.weight") != high);
+    // Nor is down rounded to four bits a second time, unless that is asked for.
+    assert_eq!(worse.tensor("blk.3.ffn_down_t.weight").unwrap().dtype, DType::Q8_0);
+    assert!(plan(&small, &options).unwrap().lines.iter().any(|line| line.contains("second time")));
+    let kept = written(&small, None, &Options { keep_down_type: true, ..options });
+    assert_eq!(kept.tensor("blk.3.ffn_down_t.weight").unwrap().dtype, DType::Q4_0);
 }
 
 #[test]

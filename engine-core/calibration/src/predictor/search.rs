@@ -68,8 +68,9 @@ pub fn search(
     // Half the width for a layer that is all active, less where it is sparse; less again where few neurons make most
     // activations, since those are easily told.
     let first = rounded(0.5 * width as f64 * task.active.sqrt() * (1.5 - task.hottest));
-    let short = crate::split::evenly(&[0..task.train.len()], SHORT.0);
-    let short: Vec<usize> = short.into_iter().map(|at| task.train[at]).collect();
+    let count = task.train.len();
+    let short: Vec<usize> =
+        (0..count.min(SHORT.0)).map(|at| task.train[at * count / count.min(SHORT.0)]).collect();
     let epochs = SHORT.1.min(options.epochs);
     let mut compared: Vec<(usize, f64)> = Vec::new();
     // Work in steps of one token; the search is thought to try three ranks.

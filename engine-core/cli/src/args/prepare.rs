@@ -65,6 +65,9 @@ pub(crate) struct PrepareArgs {
     /// The model that MODEL was quantised from: feed-forward networks are taken from there, in MODEL's types.
     #[arg(long, value_name = "ORIGINAL")]
     pub(crate) source: Option<PathBuf>,
+    /// Keeps down's type where it is rounded a second time, having a row per neuron; it is stored as Q8_0 there otherwise.
+    #[arg(long)]
+    pub(crate) keep_down_type: bool,
     /// What is stored in bit planes, for `--sparsity bitplane`.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = PlanesChoice::Auto)]
     pub(crate) planes: PlanesChoice,
@@ -72,7 +75,7 @@ pub(crate) struct PrepareArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.002, value_parser = share)]
     pub(crate) bitplane_missed: f64,
     /// The same for other activations and for `threshold`: it decides how many neurons are skipped by default.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.12, value_parser = share)]
     pub(crate) level_missed: f64,
     /// What becomes of predictors.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = PredictorChoice::Keep)]

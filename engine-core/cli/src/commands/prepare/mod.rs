@@ -78,7 +78,11 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
 
     // What is written is planned without its order first: that is what layers are calibrated from.
     let without_predictors = args.predictors != PredictorChoice::Keep;
-    let unsorted = written::Options { without_predictors, ..written::Options::default() };
+    let unsorted = written::Options {
+        without_predictors,
+        keep_down_type: args.keep_down_type,
+        ..written::Options::default()
+    };
     let output = plan_from(&file, original.as_ref(), &unsorted)?;
     let lengths: Vec<usize> = chosen.iter().map(Vec::len).collect();
     let options = options(args);

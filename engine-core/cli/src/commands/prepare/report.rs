@@ -23,7 +23,7 @@ pub(super) fn report(
         let object = json!({
             "output": args.output, "tokens": tokens, "hottest_share": HOTTEST,
             "layers": layers.iter().map(|layer| of_layer(layer)).collect::<Vec<_>>(),
-            "bitplane_level": levels.planes, "cats_level": levels.cats,
+            "bitplane_level": tenths(levels.planes), "cats_level": tenths(levels.cats),
             "compared_tokens": difference.tokens, "divergence": difference.divergence,
             "largest_difference": difference.largest, "same_best": difference.same_best,
         });
@@ -41,9 +41,14 @@ pub(super) fn report(
     ))
 }
 
+/// A level as it is written: 0.4, not the nearest f32.
+fn tenths(level: f32) -> f64 {
+    (f64::from(level) * 10.0).round() / 10.0
+}
+
 fn of_level(level: &Level, outcome: &Outcome) -> Value {
     json!({
-        "level": level.skipped, "threshold": level.threshold, "missed_when_tuned": level.missed,
+        "level": tenths(level.skipped), "threshold": level.threshold, "missed_when_tuned": level.missed,
         "kept": outcome.kept, "recall": outcome.recall, "precision": outcome.precision,
         "missed": outcome.missed, "cosine": outcome.cosine,
     })
