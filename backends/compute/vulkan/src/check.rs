@@ -291,6 +291,9 @@ impl Checker<'_> {
     }
 
     fn ffn(&self, ffn: &Ffn, hidden: Quantization) -> Result<Needs, String> {
+        if ffn.gate_low.is_some() || ffn.up_low.is_some() {
+            return Err("there are no shaders for weights in planes (high and low halves of codes)".into());
+        }
         let width = self.words(ffn.input)?.columns;
         self.words(ffn.output)?;
         for weight in [ffn.gate, Some(ffn.up)].into_iter().flatten() {

@@ -147,6 +147,8 @@ fn a_feed_forward_layer_in_parts() {
             gate: Some(gate),
             up,
             down,
+            gate_low: None,
+            up_low: None,
             gate_bias: None,
             up_bias: None,
             output,
