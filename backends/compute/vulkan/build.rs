@@ -34,6 +34,7 @@ fn variants() -> Vec<Variant> {
         "add_partials",
         "append",
         "attention",
+        "combine",
         "count",
         "elementwise",
         "norm",
@@ -41,35 +42,47 @@ fn variants() -> Vec<Variant> {
         "quantise",
         "quantise_codes",
         "rope",
+        "route",
     ];
     for file in plain {
         all.push(Variant { name: file.into(), file, constants: String::new(), dot: false });
     }
     for (code, format) in FORMATS.iter().enumerate() {
-        let constant = format!("const FORMAT: u32 = {code}u;\n");
-        for file in ["embed", "down_neurons"] {
+        let format_of = format!("const FORMAT: u32 = {code}u;\n");
+        all.push(Variant {
+            name: format!("embed_{format}"),
+            file: "embed",
+            constants: format_of.clone(),
+            dot: false,
+        });
+        for experts in [false, true] {
+            let of = if experts { "_experts" } else { "" };
+            let constants = format!("{format_of}const EXPERTS: bool = {experts};\n");
             all.push(Variant {
-                name: format!("{file}_{format}"),
-                file,
-                constants: constant.clone(),
+                name: format!("down_neurons_{format}{of}"),
+                file: "down_neurons",
+                constants: constants.clone(),
                 dot: false,
             });
-        }
-        for (mode_code, mode) in MODES.iter().enumerate() {
-            for tile in TILES {
-                for dot in [false, true] {
-                    if dot && (*mode == "down" || !CODED.contains(format)) {
-                        continue;
+            for (mode_code, mode) in
+                MODES.iter().enumerate().filter(|(_, mode)| !experts || **mode != "linear")
+            {
+                // Each token of a mixture has experts of its own.
+                for tile in TILES.iter().filter(|tile| !experts || **tile == 1) {
+                    for dot in [false, true] {
+                        if dot && (*mode == "down" || !CODED.contains(format)) {
+                            continue;
+                        }
+                        let suffix = if dot { "_dot" } else { "" };
+                        all.push(Variant {
+                            name: format!("product_{format}_{mode}_{tile}{suffix}{of}"),
+                            file: "product",
+                            constants: format!(
+                                "{constants}const MODE: u32 = {mode_code}u;\nconst TILE: u32 = {tile}u;\nconst DOT: bool = {dot};\n"
+                            ),
+                            dot,
+                        });
                     }
-                    let suffix = if dot { "_dot" } else { "" };
-                    all.push(Variant {
-                        name: format!("product_{format}_{mode}_{tile}{suffix}"),
-                        file: "product",
-                        constants: format!(
-                            "{constant}const MODE: u32 = {mode_code}u;\nconst TILE: u32 = {tile}u;\nconst DOT: bool = {dot};\n"
-                        ),
-                        dot,
-                    });
                 }
             }
         }

@@ -5,7 +5,8 @@
 //
 // n0: rows, columns, tokens, bytes from row to row        n1: words from row to row of x and of out, flags, first row
 // n2: function, threshold, bytes from row to row of mask, first word of the active neurons in `parameters`
-// n3: where x is codes (DOT), the first word of their scales
+// n3: where x is codes (DOT), the first word of their scales; with EXPERTS, where a row of out is one expert of one token and
+// `mask` has the experts' ids: experts of a token, words from row to row of ids, first expert here      n4: experts here
 @group(0) @binding(1) var<storage, read> x: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read_write> out: array<u32>;
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
@@ -130,6 +131,18 @@ fn add(sum: f32, w: vec4<f32>, bits: vec4<u32>) -> f32 {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let row0 = group.x * ROWS;
     let token0 = group.y * TILE;
+    var weights_base = p.base.x;
+    var x_token = token0;
+    var here = true;
+    if EXPERTS {
+        let token = token0 / p.n3.y;
+        let id = mask[p.base_more.x + token * p.n3.z + token0 % p.n3.y];
+        here = id >= p.n3.w && id - p.n3.w < p.n4.x;
+        weights_base += select(0u, id - p.n3.w, here) * p.n0.x * p.n0.w;
+        if MODE != DOWN {
+            x_token = token;
+        }
+    }
     var wanted: array<bool, ROWS>;
     var any = true;
     if MODE == GATE || MODE == UP {
@@ -150,6 +163,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             wanted[r] = row0 + r < p.n0.x;
         }
     }
+    any = any && here;
     var sum: array<f32, ALL>;
     for (var i = 0u; i < ALL; i++) {
         sum[i] = 0.0;
@@ -163,7 +177,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             var high: array<u32, TILE>;
             var scale: array<f32, TILE>;
             for (var t = 0u; t < TILE; t++) {
-                let token = min(token0 + t, p.n0.z - 1u);
+                let token = min(x_token + t, p.n0.z - 1u);
                 let at = p.base.y + token * p.n1.x + first;
                 low[t] = x_at(at);
                 high[t] = x_at(at + SECOND / 4u);
@@ -171,7 +185,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
             for (var r = 0u; r < ROWS; r++) {
                 if wanted[r] {
-                    let w = load_codes(p.base.x + (row0 + r) * p.n0.w, unit);
+                    let w = load_codes(weights_base + (row0 + r) * p.n0.w, unit);
                     for (var t = 0u; t < TILE; t++) {
                         let dot = dot4I8Packed(w.low, low[t]) + dot4I8Packed(w.high, high[t]);
                         var s = sum[r * TILE + t];
@@ -193,12 +207,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             var low: array<vec4<u32>, TILE>;
             var high: array<vec4<u32>, TILE>;
             for (var t = 0u; t < TILE; t++) {
-                low[t] = load_x(token0 + t, first);
-                high[t] = load_x(token0 + t, second);
+                low[t] = load_x(x_token + t, first);
+                high[t] = load_x(x_token + t, second);
             }
             for (var r = 0u; r < ROWS; r++) {
                 if wanted[r] {
-                    let w = load_unit(p.base.x + (row0 + r) * p.n0.w, unit);
+                    let w = load_unit(weights_base + (row0 + r) * p.n0.w, unit);
                     for (var t = 0u; t < TILE; t++) {
                         let dot = add(add(0.0, w.low, low[t]), w.high, high[t]);
                         var s = sum[r * TILE + t];
@@ -215,11 +229,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var c = lane * 4u; c < p.n0.y; c += LANES * 4u) {
             var bits: array<vec4<u32>, TILE>;
             for (var t = 0u; t < TILE; t++) {
-                bits[t] = load_x(token0 + t, c);
+                bits[t] = load_x(x_token + t, c);
             }
             for (var r = 0u; r < ROWS; r++) {
                 if wanted[r] {
-                    let w = load4(p.base.x + (row0 + r) * p.n0.w, c, p.n0.y);
+                    let w = load4(weights_base + (row0 + r) * p.n0.w, c, p.n0.y);
                     for (var t = 0u; t < TILE; t++) {
                         sum[r * TILE + t] = add(sum[r * TILE + t], w, bits[t]);
                     }
@@ -239,7 +253,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     }
-    if lane < ALL {
+    if lane < ALL && here {
         let row = row0 + lane / TILE;
         let token = token0 + lane % TILE;
         if (MODE == GATE || MODE == UP) && takes_part[lane] == 0u {

@@ -1,13 +1,13 @@
 //! Which operations the shaders can do, decided by types and shapes alone; the rest is denied with a reason.
 
 use engine_core::operation::{
-    Accumulation, Activation, Arithmetic, DownLayout, Ffn, NormKind, Operation, OperationKind, OperationList,
-    Quantization, RopeScaling, RopeStyle, Selection, Slot, SlotId, SlotRole,
+    Accumulation, Activation, Arithmetic, DownLayout, Experts, Ffn, Gating, NormKind, Operation,
+    OperationKind, OperationList, Quantization, RopeScaling, RopeStyle, Selection, Slot, SlotId, SlotRole,
 };
 use engine_core::{DType, TensorType};
 
 use crate::kernels::{
-    CHUNK, DOWN_TILE, LONGEST_HEAD, PRODUCT_ROWS, WEIGHT_TYPES, format_name, function_code,
+    CHUNK, DOWN_TILE, LONGEST_HEAD, MOST_EXPERTS, PRODUCT_ROWS, WEIGHT_TYPES, format_name, function_code,
 };
 
 /// What the device allows.
@@ -37,6 +37,8 @@ pub(crate) struct Needs {
     pub(crate) hidden: u64,
     /// Scores of a predictor, or partial sums.
     pub(crate) sums: u64,
+    /// Outputs of the experts of each token.
+    pub(crate) outputs: u64,
 }
 
 impl Needs {
@@ -45,6 +47,7 @@ impl Needs {
             input: self.input.max(other.input),
             hidden: self.hidden.max(other.hidden),
             sums: self.sums.max(other.sums),
+            outputs: self.outputs.max(other.outputs),
         }
     }
 }
@@ -285,12 +288,27 @@ impl Checker<'_> {
                     self.words(*id)?;
                 }
             }
+            OperationKind::Route { scores, chosen, weights, gating, normalise: _, scale: _ } => {
+                let experts = self.words(*scores)?.columns;
+                self.words(*chosen)?;
+                self.words(*weights)?;
+                if experts > MOST_EXPERTS {
+                    return Err(format!("{experts} experts; the shader has room for {MOST_EXPERTS}"));
+                }
+                if !matches!(gating, Gating::Softmax | Gating::Sigmoid) {
+                    return Err("an unknown gating".into());
+                }
+            }
+            OperationKind::Experts(experts) => needs = self.experts(experts, hidden)?,
             other => return Err(format!("the vulkan backend has no shader for {}", other.name())),
         }
         Ok(needs)
     }
 
     fn ffn(&self, ffn: &Ffn, hidden: Quantization) -> Result<Needs, String> {
+        if ffn.gate_low.is_some() || ffn.up_low.is_some() {
+            return Err("there are no shaders for weights in planes (high and low halves of codes)".into());
+        }
         let width = self.words(ffn.input)?.columns;
         self.words(ffn.output)?;
         for weight in [ffn.gate, Some(ffn.up)].into_iter().flatten() {
@@ -320,7 +338,7 @@ impl Checker<'_> {
         let mut needs = Needs {
             input: self.input(width)?,
             hidden: self.temporary("hidden activations", neurons)?,
-            sums: 0,
+            ..Needs::default()
         };
         if ffn.down_layout == DownLayout::NeuronRows {
             let (tokens, bytes) = partials(neurons, width, self.list.token_capacity.into(), self.limits);
@@ -330,6 +348,49 @@ impl Checker<'_> {
                 ));
             }
             needs.sums = tokens * bytes;
+        }
+        Ok(needs)
+    }
+}
+
+impl Checker<'_> {
+    fn experts(&self, op: &Experts, hidden: Quantization) -> Result<Needs, String> {
+        let width = self.words(op.input)?.columns;
+        for id in [op.chosen, op.weights, op.output] {
+            self.words(id)?;
+        }
+        self.optional(op.active_count)?;
+        // One expert is seen whole.
+        let count = u64::from(op.experts.max(1));
+        for id in [op.gate, Some(op.up), Some(op.down)].into_iter().flatten() {
+            self.weight_of(id, self.tensor(id)?.rows / count)?;
+        }
+        self.function(op.function)?;
+        self.function(op.up_function)?;
+        self.quantises(hidden)?;
+        if !matches!(op.selection, Selection::All | Selection::GateFirst | Selection::Threshold(_)) {
+            return Err("this selection of an expert's neurons is not known here".into());
+        }
+        let neurons = self.tensor(op.up)?.rows / count;
+        let each = self.tensor(op.chosen)?.columns;
+        let rows = u64::from(self.list.token_capacity).saturating_mul(each);
+        if rows > self.limits.max_groups {
+            return Err(format!("{rows} experts of tokens at once; fewer tokens at once need less"));
+        }
+        let mut needs = Needs {
+            input: self.input(width)?,
+            hidden: self.temporary("hidden activations of experts", neurons.saturating_mul(each))?,
+            outputs: self.temporary("outputs of experts", width.saturating_mul(each))?,
+            sums: 0,
+        };
+        if op.down_layout == DownLayout::NeuronRows {
+            let (at_once, bytes) = partials(neurons, width, rows, self.limits);
+            if bytes > self.limits.window() {
+                return Err(format!(
+                    "partial sums of {bytes} bytes are more than a shader of this device sees"
+                ));
+            }
+            needs.sums = at_once * bytes;
         }
         Ok(needs)
     }

@@ -15,6 +15,8 @@ pub(crate) const CHUNK: u64 = 64;
 pub(crate) const DOWN_TILE: u64 = 4;
 /// The longest head that `attention` has room for.
 pub(crate) const LONGEST_HEAD: u32 = 512;
+/// The most experts that `route` has room for.
+pub(crate) const MOST_EXPERTS: u64 = 1024;
 /// Bindings that a shader may have.
 pub(crate) const BINDINGS: usize = 6;
 /// Words of push constants: eight bases, then 24 numbers.

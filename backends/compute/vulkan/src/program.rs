@@ -39,6 +39,7 @@ pub(crate) struct Temporary {
     pub(crate) input: Option<Place>,
     pub(crate) hidden: Option<Place>,
     pub(crate) sums: Option<Place>,
+    pub(crate) outputs: Option<Place>,
 }
 
 /// A prepared list.
@@ -296,7 +297,7 @@ fn scratch(shared: &Shared, list: &OperationList, needs: Needs) -> Result<(Vec<(
         }
     }
     let mut temporary = Vec::new();
-    for bytes in [needs.input, needs.hidden, needs.sums] {
+    for bytes in [needs.input, needs.hidden, needs.sums, needs.outputs] {
         temporary
             .push((bytes > 0).then(|| room.take(bytes, alignment)).transpose()?.map(|start| (start, bytes)));
     }
@@ -305,7 +306,7 @@ fn scratch(shared: &Shared, list: &OperationList, needs: Needs) -> Result<(Vec<(
     }
     let memory = Arc::new(Memory::allocate(&shared.device, &shared.budget, room.0, Kind::Device)?);
     let place = |at: usize| temporary[at].map(|(start, bytes)| Place::of(&memory, start, bytes));
-    let temporary = Temporary { input: place(0), hidden: place(1), sums: place(2) };
+    let temporary = Temporary { input: place(0), hidden: place(1), sums: place(2), outputs: place(3) };
     Ok((
         slots.into_iter().map(|(at, start, bytes)| (at, Place::of(&memory, start, bytes))).collect(),
         temporary,

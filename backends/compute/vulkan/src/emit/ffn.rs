@@ -75,6 +75,7 @@ impl Emitter<'_> {
             threshold: drop.unwrap_or(0.0).to_bits(),
             mask,
             active,
+            chosen: None,
         };
         let input = self.input(ffn.input, quantization, decides)?;
         self.product(Mode::Gate, &input, decides, h, &first)?;
@@ -108,7 +109,7 @@ impl Emitter<'_> {
         self.dispatch(
             "count",
             bindings,
-            &[neurons as u32, h.stride, stride(&hidden), stride(&counts), what],
+            &[neurons as u32, h.stride, stride(&hidden), stride(&counts), what, 1],
             [self.env.tokens, 1, 1],
         )
     }
@@ -131,7 +132,7 @@ impl Emitter<'_> {
             for (first, count, window) in &windows {
                 self.dispatch(
                     &shader,
-                    vec![weights(0, window), read(1, &rows), write(2, &sums)],
+                    vec![weights(0, window), read(1, &rows), write(2, &sums), read(3, &rows)],
                     &[
                         *count as u32,
                         t.columns as u32,

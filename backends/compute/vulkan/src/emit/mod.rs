@@ -1,6 +1,7 @@
 //! From the operations of a list to dispatches and copies, for one submission's tokens and places.
 
 mod attention;
+mod experts;
 mod ffn;
 mod plain;
 
@@ -177,11 +178,15 @@ impl Emitter<'_> {
 
     /// Rows to what blocks of int8 codes keep of them.
     fn quantise(&mut self, from: &Rows, to: &Rows, columns: u64) -> Result<()> {
+        self.quantise_rows(from, to, columns, self.env.tokens)
+    }
+
+    fn quantise_rows(&mut self, from: &Rows, to: &Rows, columns: u64, rows: u32) -> Result<()> {
         self.dispatch(
             "quantise",
             vec![read(0, &from.place), write(1, &to.place)],
             &[columns as u32, from.stride, to.stride, 0],
-            [groups(columns.div_ceil(32)), self.env.tokens, 1],
+            [groups(columns.div_ceil(32)), rows, 1],
         )
     }
 
@@ -205,6 +210,8 @@ impl Emitter<'_> {
             }
             OperationKind::Attention { .. } => self.attention(&operation.kind)?,
             OperationKind::Ffn(ffn) => self.ffn(index, arithmetic, ffn)?,
+            OperationKind::Route { .. } => self.route(&operation.kind)?,
+            OperationKind::Experts(op) => self.experts(index, arithmetic, op)?,
             OperationKind::Predict { input, fc1, fc2, mask, threshold } => {
                 self.predict(arithmetic, [*input, *fc1, *fc2, *mask], *threshold)?;
             }

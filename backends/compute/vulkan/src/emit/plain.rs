@@ -9,6 +9,17 @@ use crate::memory::Place;
 use crate::program::transfer::{Stream, rows_of};
 use crate::record::Command;
 
+/// The experts that the rows of a product belong to.
+#[derive(Clone)]
+pub(super) struct Chosen {
+    /// Ids, and words from row to row.
+    pub(super) ids: Rows,
+    /// Experts of a token.
+    pub(super) each: u32,
+    /// Experts in all.
+    pub(super) experts: u32,
+}
+
 /// What a product does beside multiplying.
 #[derive(Default)]
 pub(super) struct Extras {
@@ -20,6 +31,7 @@ pub(super) struct Extras {
     pub(super) mask: Option<(Place, u32)>,
     /// Parameters, and the first word of the active neurons in them.
     pub(super) active: Option<(Place, u32)>,
+    pub(super) chosen: Option<Chosen>,
 }
 
 impl Emitter<'_> {
@@ -124,17 +136,24 @@ impl Emitter<'_> {
         extras: &Extras,
     ) -> Result<()> {
         let t = self.tensor(weight)?;
-        let tokens = self.env.tokens;
-        let tile = if tokens == 1 { 1 } else { 4 };
+        let each = extras.chosen.as_ref().map_or(1, |chosen| chosen.each);
+        let tokens = self.env.tokens * each;
+        let tile = if tokens == 1 || extras.chosen.is_some() { 1 } else { 4 };
         let input = &operand.rows;
+        let of = if extras.chosen.is_some() { "_experts" } else { "" };
         let dot = if operand.scales.is_some() { "_dot" } else { "" };
         let shader =
-            format!("product_{}_{}_{tile}{dot}", format_name(t.dtype).unwrap_or_default(), mode.name());
+            format!("product_{}_{}_{tile}{dot}{of}", format_name(t.dtype).unwrap_or_default(), mode.name());
         let most = self.program.shared.limits.max_groups.saturating_mul(PRODUCT_ROWS);
         let nothing = (input.place.clone(), 0);
         let (mask, mask_stride) = extras.mask.as_ref().unwrap_or(&nothing);
         let (parameters, active) = extras.active.as_ref().unwrap_or(&nothing);
-        for (first, rows, window) in self.windows(weight, PRODUCT_ROWS, most)? {
+        // The rows of a mixture are those of one expert, and windows hold whole experts.
+        let of_expert = extras.chosen.as_ref().map(|chosen| t.rows / u64::from(chosen.experts.max(1)));
+        for (first, rows, window) in self.windows(weight, of_expert.unwrap_or(PRODUCT_ROWS), most)? {
+            let here = rows / of_expert.unwrap_or(rows).max(1);
+            let first_expert = first / of_expert.unwrap_or(u64::MAX);
+            let (first, rows) = of_expert.map_or((first, rows), |rows| (0, rows));
             self.dispatch(
                 &shader,
                 vec![
@@ -142,7 +161,7 @@ impl Emitter<'_> {
                     read(1, &input.place),
                     write(2, &output.place),
                     read(3, extras.bias.as_ref().unwrap_or(&input.place)),
-                    read(4, mask),
+                    read(4, extras.chosen.as_ref().map_or(mask, |chosen| &chosen.ids.place)),
                     read(5, parameters),
                 ],
                 &[
@@ -159,6 +178,10 @@ impl Emitter<'_> {
                     *mask_stride,
                     *active,
                     operand.scales.unwrap_or(0),
+                    each,
+                    extras.chosen.as_ref().map_or(0, |chosen| chosen.ids.stride),
+                    first_expert as u32,
+                    here as u32,
                 ],
                 [rows.div_ceil(PRODUCT_ROWS) as u32, tokens.div_ceil(tile), 1],
             )?;

@@ -1,7 +1,7 @@
 //! What changes with every submission and is read by shaders: positions, angles of rope, active neurons; and the words in
 //! which shaders complain.
 //!
-//! One buffer that the host sees, in words: a complaint per embed, (position, cache base) per token, (cosine, sine) per
+//! One buffer that the host sees, in words: a complaint per embed and mixture, (position, cache base) per token, (cosine, sine) per
 //! token and pair for each rope table, a bit per neuron for each ffn.
 
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use super::{Env, Shared};
 use crate::device::Kind;
 use crate::memory::{Memory, Place};
 
-/// An embed has nothing to complain about.
+/// There is nothing to complain about.
 const FINE: u32 = u32::MAX;
 
 /// Where each part begins, in words.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
-    /// Of the complaint of each embed, by operation.
+    /// Of the complaint of each embed and mixture, by operation.
     complaints: Vec<Option<u64>>,
     complaining: u64,
     positions: u64,
@@ -45,9 +45,10 @@ impl Layout {
             start
         };
         for operation in &list.operations {
-            let embeds = matches!(operation.kind, OperationKind::Embed { .. });
-            layout.complaints.push(embeds.then(|| take(1)));
-            layout.complaining += u64::from(embeds);
+            let checks_ids =
+                matches!(operation.kind, OperationKind::Embed { .. } | OperationKind::Experts(_));
+            layout.complaints.push(checks_ids.then(|| take(1)));
+            layout.complaining += u64::from(checks_ids);
         }
         let positioned = |kind: &OperationKind| {
             matches!(kind, OperationKind::KvAppend { .. } | OperationKind::Attention { .. })
@@ -101,7 +102,7 @@ impl Parameters {
         Ok(Some(Parameters { layout, place: Place::of(&Arc::new(memory), 0, bytes) }))
     }
 
-    /// The word of an embed's complaint.
+    /// The word of an operation's complaint.
     pub(crate) fn complaint(&self, operation: usize) -> Option<u32> {
         self.layout.complaints.get(operation)?.map(|word| word as u32)
     }
@@ -167,6 +168,12 @@ impl Parameters {
                 let operation = &list.operations[operation];
                 let rows = match &operation.kind {
                     OperationKind::Embed { table, .. } => list.slot(*table).map_or(0, |s| s.tensor.rows),
+                    OperationKind::Experts(op) => {
+                        return Err(Error::data(format!(
+                            "{} (experts): the experts of token {token} are no ascending ids below {}",
+                            operation.label, op.experts
+                        )));
+                    }
                     _ => 0,
                 };
                 return Err(Error::data(format!(
