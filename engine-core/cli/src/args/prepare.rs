@@ -1,6 +1,6 @@
 //! Flags of `prepare`.
 
-use super::{EngineArgs, ModelArg, SizeArgs};
+use super::{EngineArgs, ModelArg, SizeArgs, choices};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -77,6 +77,10 @@ pub(crate) struct PrepareArgs {
     /// The same for other activations and for `threshold`: it decides how many neurons are skipped by default.
     #[arg(long, value_name = "SHARE", default_value_t = 0.12, value_parser = share)]
     pub(crate) level_missed: f64,
+    /// The policy that OUT runs by where nobody names one in [planner] sparsity: `bitplane` for relu and drelu in planes,
+    /// `auto` (an exact one) otherwise.
+    #[arg(long, value_name = "POLICY", value_parser = choices("planner", "sparsity"))]
+    pub(crate) policy: Option<String>,
     /// What becomes of predictors.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = PredictorChoice::Keep)]
     pub(crate) predictors: PredictorChoice,

@@ -29,7 +29,8 @@ pub(super) fn of_layers(
 ) -> Keys {
     let mut keys = Keys { entries: Vec::new(), levels: DefaultLevels::default() };
     let planes: Vec<_> = layers.iter().filter_map(|layer| layer.calibrated.planes.as_ref()).collect();
-    if !planes.is_empty() && planes.len() == layers.len() {
+    let in_planes = !planes.is_empty() && planes.len() == layers.len();
+    if in_planes {
         let levels: Vec<&[Level]> = planes.iter().map(|planes| &planes.levels[..]).collect();
         let margins: Vec<f32> = planes.iter().map(|planes| planes.margin).collect();
         // A single level stands for a margin.
@@ -48,6 +49,11 @@ pub(super) fn of_layers(
         keys.levels.cats = within(&levels, args.level_missed);
         keys.thresholds("cats", &levels, keys.levels.cats);
     }
+    // Within its budget, bit planes are faster than any exact policy of such a model, and closer to it than predictors.
+    let zero_below = model.layers.iter().all(|layer| layer.ffn.activation.is_sparse());
+    let default = if in_planes && zero_below { "bitplane" } else { "auto" };
+    let policy = args.policy.as_deref().unwrap_or(default);
+    keys.entries.push(("thermocline.policy".into(), Value::from(policy)));
     if trained {
         let threshold = |layer: &Calibration| {
             layer.calibrated.predictor.as_ref().map_or(0.0, |predictor| predictor.threshold)
