@@ -72,7 +72,7 @@ pub(crate) struct PrepareArgs {
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = PlanesChoice::Auto)]
     pub(crate) planes: PlanesChoice,
     /// Largest share of a layer's output mass that bit planes may miss, for relu: it decides the margin.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.002, value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0005, value_parser = share)]
     pub(crate) bitplane_missed: f64,
     /// The same for other activations and for `threshold`: it decides how many neurons are skipped by default.
     #[arg(long, value_name = "SHARE", default_value_t = 0.12, value_parser = share)]
