@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// What is stored in bit planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PlanesChoice {
-    /// Gate where neurons are off exactly where it is (relu), gate and up elsewhere; nothing where it cannot be.
+    /// Gate where it turns neurons off exactly (relu, drelu), gate and up elsewhere; nothing where it cannot be.
     Auto,
     /// Nothing: types stay as they are.
     None,

@@ -7,6 +7,9 @@ use formats::ModelDescription;
 use formats::gguf::{Array, Value};
 use formats::model::PredictorInput;
 
+/// Tokens from which on margins are trusted so far that a model runs by them without being asked.
+const ENOUGH: usize = 2000;
+
 /// Keys, and the levels among them that are used where nobody asks for another.
 pub(super) struct Keys {
     pub(super) entries: Vec<(String, Value)>,
@@ -25,7 +28,7 @@ pub(super) fn of_layers(
     model: &ModelDescription,
     layers: &[Calibration],
     args: &PrepareArgs,
-    trained: bool,
+    (trained, tokens): (bool, usize),
 ) -> Keys {
     let mut keys = Keys { entries: Vec::new(), levels: DefaultLevels::default() };
     let planes: Vec<_> = layers.iter().filter_map(|layer| layer.calibrated.planes.as_ref()).collect();
@@ -51,7 +54,14 @@ pub(super) fn of_layers(
     }
     // Within its budget, bit planes are faster than any exact policy of such a model, and closer to it than predictors.
     let zero_below = model.layers.iter().all(|layer| layer.ffn.activation.is_sparse());
-    let default = if in_planes && zero_below { "bitplane" } else { "auto" };
+    let enough = tokens >= ENOUGH;
+    if in_planes && zero_below && !enough && args.policy.is_none() {
+        tracing::warn!(
+            "{tokens} tokens are too few to trust the margins of bit planes: the model runs by an exact policy where nobody \
+             names another; {ENOUGH} tokens of --corpus, or --policy bitplane, change that"
+        );
+    }
+    let default = if in_planes && zero_below && enough { "bitplane" } else { "auto" };
     let policy = args.policy.as_deref().unwrap_or(default);
     keys.entries.push(("thermocline.policy".into(), Value::from(policy)));
     if trained {

@@ -22,7 +22,6 @@ use calibration::predictor;
 use calibration::weights::InPlanes;
 use engine_core::DType;
 use formats::convert::{self as written, Neurons, check_target, hash_of, plan_from};
-use formats::model::Activation;
 use formats::{GgufFile, ModelDescription};
 use recording::Recording;
 use sha2::{Digest, Sha256};
@@ -108,7 +107,7 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
     let Some(layers) = layers else { return Ok(stopped(&recording)) };
     drop(output);
 
-    let keys = keys::of_layers(&described, &layers, args, trains);
+    let keys = keys::of_layers(&described, &layers, args, (trains, total));
     let default_levels = keys.levels;
     let options = written::Options {
         neurons: Some(layers.iter().map(neurons).collect()),
@@ -165,8 +164,8 @@ fn planes(choice: PlanesChoice, model: &ModelDescription) -> Result<InPlanes> {
             return Err(anyhow!("{}: nothing can be stored in bit planes: {why}", model.path.display()))
                 .hint("--planes none");
         }
-        // relu(gate) says all where up goes through nothing; elsewhere the product is what counts.
-        (PlanesChoice::Auto, None) => InPlanes { gate: true, up: ffn.activation != Activation::Relu },
+        // Where the gate alone can say that a neuron is off, estimating up costs more time than its bytes would.
+        (PlanesChoice::Auto, None) => InPlanes { gate: true, up: !ffn.activation.is_sparse() },
         (PlanesChoice::Gate, None) => InPlanes { gate: true, up: false },
         (PlanesChoice::GateUp, None) => InPlanes { gate: true, up: true },
     })
