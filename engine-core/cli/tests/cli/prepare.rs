@@ -77,6 +77,20 @@ fn refuses() {
     let planes =
         ["prepare", "-m", &model, "--corpus", &corpus, "-o", again.to_str().unwrap(), "--source", &corpus];
     run(&planes).fails_with(&["stories.txt"]);
+
+    // Nothing that preparing did not make is overwritten or removed.
+    let forced = ["prepare", "-m", &model, "--corpus", &corpus, "-o", &corpus, "--force"];
+    run(&forced).fails_with(&["stories.txt", "is the file that is read"]);
+    let beside = folder.path().join("again.gguf.profile");
+    std::fs::create_dir_all(beside.join("sub")).unwrap();
+    std::fs::write(beside.join("sub/notes.txt"), "precious").unwrap();
+    let again = again.to_str().unwrap();
+    prepare(&model, &corpus, again).fails_with(&["again.gguf.profile", "did not make", "--output"]);
+    assert_eq!(std::fs::read_to_string(beside.join("sub/notes.txt")).unwrap(), "precious");
+    std::fs::remove_dir_all(&beside).unwrap();
+    std::os::unix::fs::symlink(folder.path(), &beside).unwrap();
+    prepare(&model, &corpus, again).fails_with(&["again.gguf.profile", "no folder"]);
+    std::fs::remove_file(&beside).unwrap();
 }
 
 /// Planes, margins and thresholds are in the file; a recording that is there is used, another one is not.

@@ -25,6 +25,7 @@ use formats::convert::{self as written, Neurons, check_target, hash_of, plan_fro
 use formats::{GgufFile, ModelDescription};
 use recording::Recording;
 use sha2::{Digest, Sha256};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Tokens that source and result are compared on.
@@ -41,7 +42,9 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
     // Every neuron must be computed to be seen.
     settings.config.planner.sparsity = "dense".into();
     let file = args.model.open()?;
-    check_target(&args.output, &file.files().collect::<Vec<_>>(), args.force)?;
+    let mut inputs: Vec<&Path> = file.files().collect();
+    inputs.extend(args.corpora.iter().chain(&args.source).map(PathBuf::as_path));
+    check_target(&args.output, &inputs, args.force)?;
     if file.metadata().get("thermocline.version").is_some() {
         return Err(anyhow!("{}: is prepared already", file.path().display()))
             .hint("prepare the model that it was made of");

@@ -2,11 +2,12 @@
 //! where it stopped, and other options can be tried on the same recording.
 
 use crate::progress::Bar;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use calibration::rows::{Rows, encode, row_bytes};
 use engine_runtime::{Engine, Observer, Wanted};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::ffi::OsStr;
+use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,8 @@ pub(super) struct Recording {
     width: usize,
     layers: usize,
     residuals: bool,
+    /// Held while a run is at work in the folder.
+    _lock: File,
 }
 
 /// How far a recording came.
@@ -58,6 +61,7 @@ impl Recording {
             Ok(bytes) => serde_json::from_slice(&bytes).ok(),
             Err(_) => None,
         };
+        refuse_foreign(&folder, found.is_some())?;
         let state = match found {
             Some(state) if state.key == key => {
                 tracing::info!("{}: goes on behind {} tokens", folder.display(), state.tokens);
@@ -76,8 +80,25 @@ impl Recording {
             }
         };
         fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+        let lock = lock(&folder)?;
         let model = engine.model();
-        Ok(Recording { folder, state, width: model.n_embd, layers: model.n_layer(), residuals })
+        let (width, layers) = (model.n_embd, model.n_layer());
+        let mut recording = Recording { folder, state, width, layers, residuals, _lock: lock };
+        if !recording.is_whole() {
+            tracing::warn!(
+                "{}: files there are shorter than they were: made anew",
+                recording.folder.display()
+            );
+            recording.state = State { key: key.to_owned(), ..State::default() };
+        }
+        Ok(recording)
+    }
+
+    /// Whether every layer's file has the tokens that the recording speaks of.
+    fn is_whole(&self) -> bool {
+        let whole = (self.state.tokens * self.stride()) as u64;
+        let long_enough = |layer| fs::metadata(self.path(layer)).is_ok_and(|file| file.len() >= whole);
+        whole == 0 || (0..self.layers).all(long_enough)
     }
 
     /// The folder.
@@ -165,9 +186,60 @@ impl Recording {
         (Rows::new(bytes, self.width, stride, 0), residuals)
     }
 
-    /// Removes the folder.
+    /// Removes what runs of this program have put into the folder, and the folder, where nothing else is in it.
     pub(super) fn remove(self) -> Result<()> {
-        fs::remove_dir_all(&self.folder)
-            .with_context(|| format!("{}: cannot be removed", self.folder.display()))
+        let cannot = || format!("{}: cannot be removed", self.folder.display());
+        let mut foreign = false;
+        for entry in fs::read_dir(&self.folder).with_context(cannot)? {
+            let entry = entry.with_context(cannot)?;
+            match is_own(&entry.file_name()) {
+                true => fs::remove_file(entry.path()).with_context(cannot)?,
+                false => foreign = true,
+            }
+        }
+        if foreign {
+            tracing::warn!("{}: stays, for there are other files in it", self.folder.display());
+            return Ok(());
+        }
+        fs::remove_dir(&self.folder).with_context(cannot)
+    }
+}
+
+/// Whether a file of this name is one that preparing makes.
+fn is_own(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name == LOCK || name.starts_with("recording.") || name.starts_with("layer-")
+}
+
+/// Refuses a folder that was not made by preparing; where `recorded`, a file in it says that it was.
+fn refuse_foreign(folder: &Path, recorded: bool) -> Result<()> {
+    let Ok(found) = fs::symlink_metadata(folder) else { return Ok(()) };
+    let refused =
+        |what: &str| Err(anyhow!("{}: {what}; move it, or choose another --output", folder.display()));
+    if !found.is_dir() {
+        return refused("is in the way of what is recorded, and no folder");
+    }
+    let entries = fs::read_dir(folder).with_context(|| format!("{}: cannot be read", folder.display()))?;
+    let foreign = entries.flatten().any(|entry| !is_own(&entry.file_name()));
+    if foreign && !recorded {
+        return refused("is in the way of what is recorded, and holds files that preparing did not make");
+    }
+    Ok(())
+}
+
+/// The name of the file that a run holds locked.
+const LOCK: &str = "lock";
+
+fn lock(folder: &Path) -> Result<File> {
+    let path = folder.join(LOCK);
+    let file = File::options().create(true).write(true).truncate(false).open(&path);
+    let file = file.with_context(|| format!("{}: cannot be made", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            Err(anyhow!("{}: another run is preparing the same output; wait for it", folder.display()))
+        }
+        // Not every file system has locks.
+        Err(TryLockError::Error(_)) => Ok(file),
     }
 }
