@@ -227,6 +227,15 @@ fn plan(
     for fallback in &plan.fallbacks {
         tracing::warn!("fallback: {fallback}");
     }
+    let skips = |policy| matches!(policy, SparsityPolicy::Threshold { .. } | SparsityPolicy::Bitplane { .. });
+    let shares = plan.layers.iter().flat_map(|layer| &layer.ffn);
+    if options.skip > 0.0 && !shares.map(|share| share.sparsity).any(skips) {
+        tracing::warn!(
+            "skip = {}: nothing is skipped by it, for the plan has neither `threshold` nor `bitplane`; name one in \
+             [planner] sparsity (--sparsity)",
+            options.skip
+        );
+    }
     if options.strict && !plan.fallbacks.is_empty() {
         return Err(RuntimeError::Strict { fallbacks: plan.fallbacks });
     }

@@ -108,7 +108,7 @@ fn prompt_from_file_and_standard_input() {
     let model = model();
     let outcome = run_with_input(&["run", "-m", &model, "-f", "-", "--json", "-n", "1"], PROMPT);
     assert_eq!(outcome.json()["prompt_ids"], json!(PROMPT_IDS));
-    run(&["run", "-m", &model, "-f", "/nonexistent"]).fails_with(&["/nonexistent", "No such file"]);
+    run(&["run", "-m", &model, "-f", "/no/such/file"]).fails_with(&["/no/such/file", "No such file"]);
     let outcome =
         Outcome::of(command(&["run", "-m", &model, "-f", "x", "-p", PROMPT]).env("THERMOCLINE_FILE", "y"));
     assert_eq!(outcome.code, 2, "two flags: {}", outcome.stderr);

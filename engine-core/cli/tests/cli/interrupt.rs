@@ -140,7 +140,8 @@ fn progress() {
     let folder = tempfile::tempdir().unwrap();
     let (model, text) = (model(), long(folder.path()));
     let program = executable().to_str().unwrap();
-    let line = format!("{program} run -m {model} -f {text} -n 1 --context 60000");
+    // What `script` started may outlive it.
+    let line = format!("timeout -s KILL 60 {program} run -m {model} -f {text} -n 1 --context 60000");
     let mut terminal = crate::program::command_of(Path::new("script"));
     let mut child = terminal.args(["-qec", &line, "/dev/null"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut seen = Vec::new();

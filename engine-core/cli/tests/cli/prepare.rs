@@ -78,6 +78,14 @@ fn refuses() {
         ["prepare", "-m", &model, "--corpus", &corpus, "-o", again.to_str().unwrap(), "--source", &corpus];
     run(&planes).fails_with(&["stories.txt"]);
 
+    let policy = |more: &[&str]| {
+        let base = ["prepare", "-m", &model, "--corpus", &corpus, "-o", again.to_str().unwrap(), "--policy"];
+        run(&[&base[..], more].concat())
+    };
+    policy(&["bitplane", "--planes", "none"])
+        .fails_with(&["--policy bitplane", "nothing is stored in planes"]);
+    policy(&["predictor", "--predictors", "none"]).fails_with(&["--policy predictor", "no predictors"]);
+
     // Nothing that preparing did not make is overwritten or removed.
     let forced = ["prepare", "-m", &model, "--corpus", &corpus, "-o", &corpus, "--force"];
     run(&forced).fails_with(&["stories.txt", "is the file that is read"]);

@@ -45,7 +45,13 @@ pub(crate) fn command_of(program: &Path) -> Command {
             command.env_remove(&name);
         }
     }
-    command.env("HOME", "/nonexistent").env("NO_COLOR", "1").stdin(Stdio::null());
+    // Devices keep compiled shaders in a cache, which is not the user's here.
+    let cache = std::env::temp_dir().join("thermocline-tests");
+    command
+        .env("HOME", "/no/such/home")
+        .env("XDG_CACHE_HOME", cache)
+        .env("NO_COLOR", "1")
+        .stdin(Stdio::null());
     command
 }
 

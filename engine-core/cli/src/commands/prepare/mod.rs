@@ -54,6 +54,7 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
     let in_planes = planes(args.planes, &described)?;
     let trains = args.predictors == PredictorChoice::Train;
     let keeps = args.predictors == PredictorChoice::Keep && described.prediction.is_some();
+    check_policy(args, &described, (in_planes, trains || keeps))?;
 
     let running = Running::load(&args.model, &settings)?;
     let mut texts = Vec::new();
@@ -148,12 +149,32 @@ fn stopped(recording: &Recording) -> ExitCode {
     ExitCode::from(EXIT_CANCELLED)
 }
 
+/// Refuses a policy that the result could not run by.
+fn check_policy(
+    args: &PrepareArgs,
+    model: &ModelDescription,
+    (in_planes, predicts): (InPlanes, bool),
+) -> Result<()> {
+    let zero_below = model.layers.iter().all(|layer| layer.ffn.activation.is_sparse());
+    let (why, hint) = match args.policy.as_deref() {
+        Some("bitplane") if !in_planes.gate => ("nothing is stored in planes", "--planes gate or gate-up"),
+        Some("predictor") if !predicts => ("it will have no predictors", "--predictors train"),
+        Some("gate-first") if !zero_below => {
+            ("its activation is not zero below zero", "--policy threshold or bitplane")
+        }
+        _ => return Ok(()),
+    };
+    let policy = args.policy.as_deref().unwrap_or_default();
+    Err(anyhow!("{}: it cannot run by `--policy {policy}`: {why}", args.output.display())).hint(hint)
+}
+
 /// What is stored in planes: what was asked for, or what suits the activation.
 fn planes(choice: PlanesChoice, model: &ModelDescription) -> Result<InPlanes> {
     let Some(ffn) = model.layers.first().map(|layer| &layer.ffn) else { return Ok(InPlanes::default()) };
     let cannot = match (ffn.gated, DType::Q8_0.row_bytes(model.n_embd as u64)) {
         (false, _) => Some("its networks have no gate".to_owned()),
         (_, None) => Some(format!("rows of {} are no whole number of blocks of 32", model.n_embd)),
+        _ if ffn.gate.bias.is_some() || ffn.up.bias.is_some() => Some("its gate or up has a bias".to_owned()),
         _ => None,
     };
     let none = InPlanes::default();
