@@ -21,7 +21,7 @@ use crate::run::{
 use crate::schedule::{Step, schedule};
 
 /// The most tokens that a sparse layer handles at a time: its masks take four bytes per neuron and token.
-const SPARSE_TOKENS: usize = 64;
+pub(crate) const SPARSE_TOKENS: usize = 64;
 
 /// A prepared list.
 pub(crate) struct Program {

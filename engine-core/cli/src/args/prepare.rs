@@ -7,8 +7,6 @@ use std::path::PathBuf;
 /// What is stored in bit planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PlanesChoice {
-    /// Gate where it turns neurons off exactly (relu, drelu), gate and up elsewhere; nothing where it cannot be.
-    Auto,
     /// Nothing: types stay as they are.
     None,
     /// Gate, as Q8_0.
@@ -69,7 +67,7 @@ pub(crate) struct PrepareArgs {
     #[arg(long)]
     pub(crate) keep_down_type: bool,
     /// What is stored in bit planes, for `--sparsity bitplane`.
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = PlanesChoice::Auto)]
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = PlanesChoice::None)]
     pub(crate) planes: PlanesChoice,
     /// Largest share of a layer's output mass that bit planes may miss, for relu: it decides the margin.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0005, value_parser = share)]
@@ -77,8 +75,7 @@ pub(crate) struct PrepareArgs {
     /// The same for other activations and for `threshold`: it decides how many neurons are skipped by default.
     #[arg(long, value_name = "SHARE", default_value_t = 0.12, value_parser = share)]
     pub(crate) level_missed: f64,
-    /// The policy that OUT runs by where nobody names one in [planner] sparsity: `bitplane` for relu and drelu in planes,
-    /// `auto` (an exact one) otherwise.
+    /// The policy that OUT runs by where nobody names one in [planner] sparsity; without this an exact one.
     #[arg(long, value_name = "POLICY", value_parser = choices("planner", "sparsity"))]
     pub(crate) policy: Option<String>,
     /// What becomes of predictors.

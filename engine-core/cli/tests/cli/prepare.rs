@@ -111,7 +111,9 @@ fn goes_on() {
         let base = ["prepare", "-m", &model, "--corpus", &corpus, "-o", output, "--json", "--force"];
         run(&[&base[..], more].concat())
     };
-    let first = prepare(&["--keep-profile"]);
+    let first = prepare(&["--planes", "gate", "--policy", "bitplane", "--keep-profile"]);
+    let chosen = run(&["run", "-m", output, "-p", "Once", "-n", "2", "--temp", "0", "--json"]).json();
+    assert!(chosen["plan"].to_string().contains("bitplane"), "{}", chosen["plan"]);
     let recorded = folder.path().join("prepared.gguf.profile/recording.json");
     assert!(recorded.exists(), "{}", first.stderr);
     let report = first.json();

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::input::{Needs, Ready, Source, ready};
-use super::planes::PlaneRule;
+use super::planes::{NO_NORMS, Norms, PlaneRule, input_norms};
 use super::{Local, Operand, Run, Weight};
 use crate::kernels::axpy::{Axpy, AxpyTokens};
 use crate::kernels::format::Matrix;
@@ -70,7 +70,7 @@ pub(crate) fn ffn_of(run: &Run<'_>, op: &Ffn, tokens: usize, local: &mut Local) 
         Source { data: run.env.f32(&op.input, 0), stride: op.input.stride / 4, n: op.input.columns, tokens };
     let input = ready(run, input, op.needs, &mut local.input, run.shared.layout.input, false)?;
     if dense {
-        return Layer { run, op, input, ranges, first: 0, tokens, dense }.run(local);
+        return Layer { run, op, input, ranges, first: 0, tokens, dense, norms: NO_NORMS }.run(local);
     }
     // Sparse layers keep a mask per neuron and token, so they go through a long batch in parts.
     let step = run.shared.layout.sparse_tokens.max(1);
@@ -87,7 +87,8 @@ pub(crate) fn ffn_of(run: &Run<'_>, op: &Ffn, tokens: usize, local: &mut Local) 
             }
             run.worker.barrier()?;
         }
-        Layer { run, op, input, ranges, first, tokens: part, dense }.run(local)?;
+        let norms = input_norms(run, op, first..first + part);
+        Layer { run, op, input, ranges, first, tokens: part, dense, norms }.run(local)?;
         first += part;
     }
     Ok(())
@@ -104,6 +105,8 @@ pub(super) struct Layer<'a> {
     /// Their number.
     pub(super) tokens: usize,
     dense: bool,
+    /// The Euclidean norms of these tokens' inputs, where planes ask for them.
+    pub(super) norms: Norms,
 }
 
 impl Layer<'_> {

@@ -3,11 +3,12 @@
 
 use std::ops::Range;
 
-use super::ffn::{Layer, Select};
-use super::{Local, Operand, Weight};
+use super::ffn::{Ffn, Layer, Select};
+use super::{Local, Operand, Run, Weight};
 use crate::kernels::format::{Matrix, WeightType};
 use crate::kernels::matmul::Rows;
 use crate::kernels::simd::LANES;
+use crate::program::SPARSE_TOKENS;
 use engine_core::operation::Activation;
 
 /// `Selection::Bitplane`.
@@ -28,6 +29,32 @@ struct Factor<'a> {
     function: Activation,
     /// Where the estimates go: token 0.
     out: *mut f32,
+}
+
+/// A norm per token that a sparse layer handles at a time.
+pub(super) type Norms = [f32; SPARSE_TOKENS];
+
+/// For layers that ask for none.
+pub(super) const NO_NORMS: Norms = [0.0; SPARSE_TOKENS];
+
+/// The Euclidean norms of some tokens' inputs, each summed in eight lanes, where the selection allows for deviations.
+pub(super) fn input_norms(run: &Run<'_>, op: &Ffn, tokens: Range<usize>) -> Norms {
+    let mut norms = NO_NORMS;
+    if !matches!(&op.select, Select::Planes(rule) if rule.deviations != 0.0) {
+        return norms;
+    }
+    for (norm, token) in norms.iter_mut().zip(tokens) {
+        // SAFETY: a row of `columns` elements.
+        let x = unsafe { std::slice::from_raw_parts(run.env.f32(&op.input, token), op.input.columns) };
+        let mut lanes = [0.0f32; LANES];
+        let (whole, rest) = x.as_chunks::<LANES>();
+        for x in whole {
+            lanes.iter_mut().zip(x).for_each(|(lane, x)| *lane += x * x);
+        }
+        lanes.iter_mut().zip(rest).for_each(|(lane, x)| *lane += x * x);
+        *norm = lanes.iter().sum::<f32>().sqrt();
+    }
+    norms
 }
 
 impl Layer<'_> {
@@ -105,7 +132,7 @@ impl Layer<'_> {
         let deviations = self.run.env.f32(factor.deviation, 0);
         for t in 0..self.tokens {
             let out = factor.out.wrapping_add(t * self.stride());
-            let norm = self.input_norm(t);
+            let norm = self.norms[t];
             for i in (0..rows.len()).map(|i| rows.get(i)) {
                 // SAFETY: a deviation per neuron; the neuron lies within the shared rows.
                 unsafe { *out.add(i) += rule.deviations * *deviations.add(i) * norm };
@@ -151,20 +178,5 @@ impl Layer<'_> {
             }
             any
         });
-    }
-
-    /// The Euclidean norm of a token's input, summed in eight lanes.
-    fn input_norm(&self, token: usize) -> f32 {
-        let input = &self.op.input;
-        // SAFETY: a row of `columns` elements.
-        let x =
-            unsafe { std::slice::from_raw_parts(self.run.env.f32(input, self.first + token), input.columns) };
-        let mut lanes = [0.0f32; LANES];
-        let (whole, rest) = x.as_chunks::<LANES>();
-        for x in whole {
-            lanes.iter_mut().zip(x).for_each(|(lane, x)| *lane += x * x);
-        }
-        lanes.iter_mut().zip(rest).for_each(|(lane, x)| *lane += x * x);
-        lanes.iter().sum::<f32>().sqrt()
     }
 }

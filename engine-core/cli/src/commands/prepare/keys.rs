@@ -7,9 +7,6 @@ use formats::ModelDescription;
 use formats::gguf::{Array, Value};
 use formats::model::PredictorInput;
 
-/// Tokens from which on margins are trusted so far that a model runs by them without being asked.
-const ENOUGH: usize = 2000;
-
 /// Keys, and the levels among them that are used where nobody asks for another.
 pub(super) struct Keys {
     pub(super) entries: Vec<(String, Value)>,
@@ -28,12 +25,11 @@ pub(super) fn of_layers(
     model: &ModelDescription,
     layers: &[Calibration],
     args: &PrepareArgs,
-    (trained, tokens): (bool, usize),
+    trained: bool,
 ) -> Keys {
     let mut keys = Keys { entries: Vec::new(), levels: DefaultLevels::default() };
     let planes: Vec<_> = layers.iter().filter_map(|layer| layer.calibrated.planes.as_ref()).collect();
-    let in_planes = !planes.is_empty() && planes.len() == layers.len();
-    if in_planes {
+    if !planes.is_empty() && planes.len() == layers.len() {
         let levels: Vec<&[Level]> = planes.iter().map(|planes| &planes.levels[..]).collect();
         let margins: Vec<f32> = planes.iter().map(|planes| planes.margin).collect();
         // A single level stands for a margin.
@@ -52,18 +48,9 @@ pub(super) fn of_layers(
         keys.levels.cats = within(&levels, args.level_missed);
         keys.thresholds("cats", &levels, keys.levels.cats);
     }
-    // Within its budget, bit planes are faster than any exact policy of such a model, and closer to it than predictors.
-    let zero_below = model.layers.iter().all(|layer| layer.ffn.activation.is_sparse());
-    let enough = tokens >= ENOUGH;
-    if in_planes && zero_below && !enough && args.policy.is_none() {
-        tracing::warn!(
-            "{tokens} tokens are too few to trust the margins of bit planes: the model runs by an exact policy where nobody \
-             names another; {ENOUGH} tokens of --corpus, or --policy bitplane, change that"
-        );
+    if let Some(policy) = args.policy.as_deref() {
+        keys.entries.push(("thermocline.policy".into(), Value::from(policy)));
     }
-    let default = if in_planes && zero_below && enough { "bitplane" } else { "auto" };
-    let policy = args.policy.as_deref().unwrap_or(default);
-    keys.entries.push(("thermocline.policy".into(), Value::from(policy)));
     if trained {
         let threshold = |layer: &Calibration| {
             layer.calibrated.predictor.as_ref().map_or(0.0, |predictor| predictor.threshold)

@@ -111,7 +111,7 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
     let Some(layers) = layers else { return Ok(stopped(&recording)) };
     drop(output);
 
-    let keys = keys::of_layers(&described, &layers, args, (trains, total));
+    let keys = keys::of_layers(&described, &layers, args, trains);
     let default_levels = keys.levels;
     let options = written::Options {
         neurons: Some(layers.iter().map(neurons).collect()),
@@ -168,7 +168,7 @@ fn check_policy(
     Err(anyhow!("{}: it cannot run by `--policy {policy}`: {why}", args.output.display())).hint(hint)
 }
 
-/// What is stored in planes: what was asked for, or what suits the activation.
+/// What is stored in planes.
 fn planes(choice: PlanesChoice, model: &ModelDescription) -> Result<InPlanes> {
     let Some(ffn) = model.layers.first().map(|layer| &layer.ffn) else { return Ok(InPlanes::default()) };
     let cannot = match (ffn.gated, DType::Q8_0.row_bytes(model.n_embd as u64)) {
@@ -177,19 +177,12 @@ fn planes(choice: PlanesChoice, model: &ModelDescription) -> Result<InPlanes> {
         _ if ffn.gate.bias.is_some() || ffn.up.bias.is_some() => Some("its gate or up has a bias".to_owned()),
         _ => None,
     };
-    let none = InPlanes::default();
     Ok(match (choice, cannot) {
-        (PlanesChoice::None, _) => none,
-        (PlanesChoice::Auto, Some(why)) => {
-            tracing::info!("gate stays whole: {why}");
-            none
-        }
+        (PlanesChoice::None, _) => InPlanes::default(),
         (_, Some(why)) => {
             return Err(anyhow!("{}: nothing can be stored in bit planes: {why}", model.path.display()))
                 .hint("--planes none");
         }
-        // Where the gate alone can say that a neuron is off, estimating up costs more time than its bytes would.
-        (PlanesChoice::Auto, None) => InPlanes { gate: true, up: !ffn.activation.is_sparse() },
         (PlanesChoice::Gate, None) => InPlanes { gate: true, up: false },
         (PlanesChoice::GateUp, None) => InPlanes { gate: true, up: true },
     })
