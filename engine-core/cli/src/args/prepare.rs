@@ -75,7 +75,7 @@ pub(crate) struct PrepareArgs {
     /// The same for other activations and for `threshold`: it decides how many neurons are skipped by default.
     #[arg(long, value_name = "SHARE", default_value_t = 0.12, value_parser = share)]
     pub(crate) level_missed: f64,
-    /// The policy that OUT runs by where nobody names one in [planner] sparsity; without this an exact one.
+    /// The policy that OUT runs by where nobody names one in `[planner] sparsity`; without this an exact one.
     #[arg(long, value_name = "POLICY", value_parser = choices("planner", "sparsity"))]
     pub(crate) policy: Option<String>,
     /// What becomes of predictors.
