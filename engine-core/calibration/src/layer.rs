@@ -123,18 +123,19 @@ pub struct Calibrated {
 }
 
 impl Calibrated {
-    /// Whether everything is of a layer of this many neurons: what was kept in a file may be of anything.
-    pub fn is_of(&self, neurons: usize) -> bool {
-        let mut seen = vec![false; neurons];
-        let each_once = self
-            .order
-            .iter()
-            .all(|&at| seen.get_mut(at as usize).is_some_and(|s| !std::mem::replace(s, true)));
+    /// Whether everything is of a layer of this many networks (1, or its experts) of this many neurons: what was kept in a
+    /// file may be of anything.
+    pub fn is_of(&self, networks: usize, neurons: usize) -> bool {
+        let each_once = self.order.chunks(neurons.max(1)).all(|order| {
+            let mut seen = vec![false; neurons];
+            order.iter().all(|&at| seen.get_mut(at as usize).is_some_and(|s| !std::mem::replace(s, true)))
+        });
         let planes = self.planes.as_ref().is_none_or(|planes| {
             let up = planes.up_deviation.as_ref().is_none_or(|up| up.len() == neurons);
             up && planes.gate_deviation.len() == neurons && planes.down_norm.len() == neurons
         });
-        each_once && self.order.len() == neurons && self.frequency.len() == neurons && planes
+        let all = neurons * networks;
+        each_once && self.order.len() == all && self.frequency.len() == all && planes
     }
 }
 
@@ -167,20 +168,10 @@ pub fn calibrate(
     progress: &mut dyn FnMut(f64),
 ) -> Result<Calibration> {
     let network = layer.network;
-    let tokens: usize = layer.texts.iter().sum();
-    if tokens != layer.inputs.len() || layer.inputs.width() != network.width {
-        return Err(CalibrationError::Shape(format!(
-            "{} rows of {} were recorded of {tokens} tokens that a network of width {} was given; remove the recording",
-            layer.inputs.len(),
-            layer.inputs.width(),
-            network.width
-        )));
-    }
     let training = options.train.is_some();
     let (first, second) = if training { (0.15, 0.25) } else { (0.6, 0.8) };
     let norms = network.down_norms();
     let seen = look(layer, training.then_some(&norms[..]), cancel, &mut |share| progress(first * share))?;
-    let order = seen.activity.order();
     let split = Split::of(layer.texts);
     let tune = evenly(&split.tune, TUNED);
     let plane = |bytes: Option<&[u8]>| {
@@ -190,21 +181,7 @@ pub fn calibrate(
     let high = gate.as_ref().map(|gate| High { gate, up: up.as_ref() });
     let set = tune::tuned(layer, high.as_ref(), &norms, &tune, cancel)?;
     progress(second);
-    let mut result = Calibration {
-        calibrated: Calibrated {
-            frequency: seen.activity.frequency(),
-            activity: Activity {
-                active: seen.activity.active(),
-                overlap: seen.activity.overlap(),
-                hottest: seen.activity.hottest(),
-                of_batch: seen.activity.unions(),
-                coactivation: seen.columns.coactivation(&order),
-            },
-            order,
-            ..Calibrated::default()
-        },
-        trained: None,
-    };
+    let mut result = Calibration { calibrated: seen.sorted(), trained: None };
     let mut predictor = layer.predictor.cloned();
     let mut compared = Vec::new();
     if let (Some(train), Some(residuals)) = (&options.train, layer.residuals) {
@@ -263,6 +240,33 @@ pub fn calibrate(
     Ok(result)
 }
 
+impl Seen {
+    /// The order and what it is made from.
+    fn sorted(&self) -> Calibrated {
+        let order = self.activity.order();
+        Calibrated {
+            frequency: self.activity.frequency(),
+            activity: Activity {
+                active: self.activity.active(),
+                overlap: self.activity.overlap(),
+                hottest: self.activity.hottest(),
+                of_batch: self.activity.unions(),
+                coactivation: self.columns.coactivation(&order),
+            },
+            order,
+            ..Calibrated::default()
+        }
+    }
+}
+
+/// How active a layer is, and the order of its neurons; nothing is calibrated.
+///
+/// # Errors
+/// Where sizes do not belong together, and [`CalibrationError::Cancelled`].
+pub fn activity(layer: &Layer<'_>, cancel: &AtomicBool, progress: &mut dyn FnMut(f64)) -> Result<Calibrated> {
+    Ok(look(layer, None, cancel, progress)?.sorted())
+}
+
 /// Every token once: which neurons are active and, where a predictor is trained, which of them add much, by the lengths of
 /// down's rows.
 fn look(
@@ -272,6 +276,15 @@ fn look(
     progress: &mut dyn FnMut(f64),
 ) -> Result<Seen> {
     let network = layer.network;
+    let tokens: usize = layer.texts.iter().sum();
+    if tokens != layer.inputs.len() || layer.inputs.width() != network.width {
+        return Err(CalibrationError::Shape(format!(
+            "{} rows of {} were recorded of {tokens} tokens that a network of width {} was given; remove the recording",
+            layer.inputs.len(),
+            layer.inputs.width(),
+            network.width
+        )));
+    }
     let mut seen = Seen {
         activity: LayerActivity::new(network.neurons),
         columns: Columns::new(network.neurons, layer.inputs.len()),

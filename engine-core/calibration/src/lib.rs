@@ -5,6 +5,8 @@
 //! weights as they will be stored ([`network::Network`]). Layers are independent, so they may run side by side; within a
 //! layer one thread works and sums run in a fixed order: results depend on nothing but the inputs.
 //!
+//! Of mixtures of experts ([`mixture`]) only activity is measured.
+//!
 //! Texts are divided in three ([`split`]): most train, some set margins, thresholds and ranks, and some are held out for
 //! what is reported.
 
@@ -16,6 +18,7 @@ mod error;
 pub mod layer;
 pub mod levels;
 pub mod margin;
+pub mod mixture;
 pub mod network;
 pub mod outcome;
 pub mod planes;

@@ -49,13 +49,19 @@ impl<'a> Rows<'a> {
         self.len() == 0
     }
 
+    /// The bytes of row `at`; none where there is no such row.
+    pub fn encoded(&self, at: usize) -> &'a [u8] {
+        let start = at * self.stride + self.offset;
+        self.bytes.get(start..start + row_bytes(self.width)).unwrap_or_default()
+    }
+
     /// Decodes row `at` into `out`, `width` long; zeros where there is no such row.
     pub fn read(&self, at: usize, out: &mut [f32]) {
-        let start = at * self.stride + self.offset;
-        let Some(row) = self.bytes.get(start..start + row_bytes(self.width)) else {
+        let row = self.encoded(at);
+        if row.is_empty() {
             out.fill(0.0);
             return;
-        };
+        }
         let scale = f32::from_le_bytes([row[0], row[1], row[2], row[3]]);
         let mut halves = [f16::ZERO; 64];
         for (bytes, out) in row[4..].chunks(128).zip(out.chunks_mut(64)) {

@@ -30,6 +30,80 @@ pub struct LayerWeights {
     pub predictor: Option<Predictor>,
 }
 
+/// The experts of one layer, as stored; one at a time becomes f32.
+#[derive(Debug)]
+pub struct Experts {
+    layer: usize,
+    width: usize,
+    neurons: usize,
+    count: usize,
+    gate: Option<Encoded>,
+    up: Encoded,
+    function: Function,
+    up_function: Function,
+}
+
+impl Experts {
+    /// Reads the experts of layer `index` of `model` from the plan `output`, whose neurons are in the model's order.
+    ///
+    /// # Errors
+    /// For layers that have one network, activations that are not known here, and tensors that are missing.
+    pub fn read(output: &Output<'_>, model: &ModelDescription, index: usize) -> Result<Experts> {
+        let layer = Reader { output, index };
+        let found = model.layers.get(index).map(|layer| &layer.ffn);
+        let Some((ffn, experts)) = found.and_then(|ffn| Some((ffn, ffn.experts.as_ref()?))) else {
+            return Err(CalibrationError::Shape(format!("layer {index} of the model has no experts")));
+        };
+        let Some((function, up_function)) = Function::of_activation(ffn.activation, ffn.gated) else {
+            let problem = format!("goes through `{}`, which is not calibrated", ffn.activation.name());
+            return Err(layer.refused("ffn_up_exps.weight", problem));
+        };
+        let gate = ffn.gated.then(|| layer.tensor("ffn_gate_exps.weight", None)).transpose()?;
+        let up = layer.tensor("ffn_up_exps.weight", None)?;
+        let (width, neurons, count) = (model.n_embd, ffn.n_ff, experts.count);
+        let wanted = [width as u64, neurons as u64, count as u64];
+        for (part, matrix) in [("ffn_gate_exps.weight", gate.as_ref()), ("ffn_up_exps.weight", Some(&up))] {
+            if matrix.is_some_and(|matrix| matrix.dims != wanted) {
+                return Err(layer.refused(part, format!("is not {wanted:?}")));
+            }
+        }
+        Ok(Experts { layer: index, width, neurons, count, gate, up, function, up_function })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Gate and up of an expert; down, which decides nothing about who is active, is left out.
+    ///
+    /// # Errors
+    /// For an expert that the layer has not, and bytes that are too few.
+    pub fn network(&self, expert: usize) -> Result<Network> {
+        let matrix = |encoded: &Encoded| -> Result<Vec<f32>> {
+            let size = encoded.bytes.len() / self.count.max(1);
+            let Some(bytes) = encoded.bytes.get(expert * size..(expert + 1) * size) else {
+                let problem = format!("layer {} has no expert {expert}", self.layer);
+                return Err(CalibrationError::Shape(problem));
+            };
+            let mut values = vec![0.0; self.width * self.neurons];
+            dequantise(encoded.dtype, bytes, &mut values)?;
+            Ok(values)
+        };
+        Ok(Network {
+            width: self.width,
+            neurons: self.neurons,
+            gate: self.gate.as_ref().map(matrix).transpose()?,
+            up: matrix(&self.up)?,
+            down: Vec::new(),
+            gate_bias: None,
+            up_bias: None,
+            function: self.function,
+            up_function: self.up_function,
+        })
+    }
+}
+
 /// Reads layer `index` of `model` from the plan `output`, whose neurons are in the model's order.
 ///
 /// # Errors
@@ -45,7 +119,7 @@ pub fn read(
         return Err(CalibrationError::Shape(format!("the model has no layer {index}")));
     };
     if ffn.experts.is_some() {
-        let problem = "is a mixture of experts; models with one network per layer are calibrated".into();
+        let problem = "is a mixture of experts, which are sorted only".into();
         return Err(layer.refused("ffn_gate_exps.weight", problem));
     }
     let Some((function, up_function)) = Function::of_activation(ffn.activation, ffn.gated) else {

@@ -20,6 +20,8 @@ pub struct Observed<'a> {
     pub residual: &'a [f32],
     /// Every neuron's `h`, 0 where it is off: `n_ff` per token.
     pub hidden: &'a [f32],
+    /// The experts that a token uses, ascending, where the layer is a mixture.
+    pub chosen: &'a [i32],
 }
 
 /// What an observer is to give.
@@ -29,8 +31,10 @@ pub struct Wanted {
     pub input: bool,
     /// [`Observed::residual`].
     pub residual: bool,
-    /// [`Observed::hidden`].
+    /// [`Observed::hidden`], of layers that have one network.
     pub hidden: bool,
+    /// [`Observed::chosen`].
+    pub chosen: bool,
 }
 
 /// A sequence at a time through the layers of a model, dense, with what [`Wanted`] names given to the caller.
@@ -52,10 +56,11 @@ impl Observer {
     /// Gets ready to observe the model of an engine, whose plan should compute every neuron.
     ///
     /// # Errors
-    /// Where a layer is a mixture of experts, and where the device has no memory or refuses the list.
+    /// Where `h` is wanted of a mixture of experts, and where the device has no memory or refuses the list.
     pub fn new(engine: &Engine, wanted: Wanted) -> Result<Observer> {
         let model = engine.model();
-        if let Some(layer) = model.layers.iter().position(|layer| layer.ffn.experts.is_some()) {
+        let mixture = model.layers.iter().position(|layer| layer.ffn.experts.is_some());
+        if let Some(layer) = mixture.filter(|_| wanted.hidden) {
             return Err(RuntimeError::Model {
                 path: model.path.clone(),
                 what: format!("observing the neurons of layer {layer}, which is a mixture of experts"),
@@ -96,22 +101,31 @@ impl Observer {
         self.engine.check_ids(ids, 0)?;
         let mut past = 0u32;
         let [mut input, mut residual, mut hidden] = [const { Vec::new() }; 3];
+        let mut chosen: Vec<i32> = Vec::new();
         let engine = self.engine.clone();
         for batch in ids.chunks(engine.options().batch.max(1) as usize) {
             self.submit(batch, past)?;
             past += batch.len() as u32; // at most the context
             let mut seen = self.list.graph.observed.iter().zip(&self.seen).peekable();
             for (index, layer) in engine.model().layers.iter().enumerate() {
+                let failed = || RuntimeError::device("host", "reading what is observed");
                 while let Some((what, memory)) = seen.next_if(|(what, _)| what.layer == index) {
                     let (rows, width) = match what.kind {
+                        Kind::Chosen => {
+                            let used = layer.ffn.experts.as_ref().map_or(0, |experts| experts.used);
+                            chosen.resize(batch.len() * used, 0);
+                            memory.read(0, &mut chosen).map_err(failed())?;
+                            continue;
+                        }
                         Kind::Input => (&mut input, engine.model().n_embd),
                         Kind::Residual => (&mut residual, engine.model().n_embd),
                         Kind::Hidden => (&mut hidden, layer.ffn.n_ff),
                     };
                     rows.resize(batch.len() * width, 0.0f32);
-                    memory.read(0, rows).map_err(RuntimeError::device("host", "reading what is observed"))?;
+                    memory.read(0, rows).map_err(failed())?;
                 }
-                on_layer(index, Observed { input: &input, residual: &residual, hidden: &hidden });
+                let seen = Observed { input: &input, residual: &residual, hidden: &hidden, chosen: &chosen };
+                on_layer(index, seen);
             }
         }
         Ok(())

@@ -209,7 +209,9 @@ pub(crate) fn model_profile(
             neuron_bytes: sizes.neuron(ffn),
             zero_below: ffn.activation.is_sparse(),
             predictor_bytes: sizes.predictor(ffn),
-            frequency: ffn.frequency.as_ref().map_or_else(Vec::new, |tensor| frequencies(file, tensor)),
+            frequency: ffn.frequency.as_ref().map_or_else(Vec::new, |tensor| {
+                mean_of_experts(frequencies(file, tensor), ffn.experts.as_ref().map_or(1, |e| e.count))
+            }),
             calibrated: asked.calibrated(model, index),
         }
     });
@@ -223,6 +225,16 @@ pub(crate) fn model_profile(
             + beside_slots(model, graph),
         layers: layers.collect(),
     }
+}
+
+/// Each neuron's mean over the experts: a plan puts all of a mixture's experts in the same places.
+fn mean_of_experts(frequencies: Vec<f32>, experts: usize) -> Vec<f32> {
+    if experts <= 1 {
+        return frequencies;
+    }
+    let each = frequencies.len() / experts;
+    let mean = |i: usize| frequencies.iter().skip(i).step_by(each).sum::<f32>() / experts as f32;
+    (0..each).map(mean).collect()
 }
 
 /// What a prepared file says of a layer's neurons; nothing where it is of another type than prepared files have.

@@ -25,9 +25,12 @@ const ALIGNMENT: u32 = 4096;
 /// What was measured of one layer, and what is to be stored of it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Neurons {
-    /// Of the neurons as stored, in the order in which they are to be: each number from 0 on once.
+    /// Experts of the layer; 0 where it has one network.
+    pub experts: usize,
+    /// Of the neurons as stored, in the order in which they are to be: each number from 0 on once. Of experts one after
+    /// another, each from 0.
     pub order: Vec<u32>,
-    /// How often each is active, as a share of the tokens; in the new order.
+    /// How often each is active, as a share of the tokens, or of those that use its expert; in the new order.
     pub frequency: Vec<f32>,
     /// Stores gate, or gate and up, in bit planes.
     pub planes: Option<Planes>,
@@ -70,15 +73,15 @@ pub(super) fn sort(
         return Err(refused(file, "a model that is prepared already".into()));
     }
     for (index, layer) in layers.iter().enumerate() {
-        let order: Arc<[u32]> = layer.order.clone().into();
         let first = format!("blk.{index}.");
-        let count = order.len() as u64;
-        let mut seen = vec![false; order.len()];
-        let each_once =
-            order.iter().all(|&at| seen.get_mut(at as usize).is_some_and(|s| !std::mem::replace(s, true)));
-        if !each_once || layer.frequency.len() != order.len() {
+        let count = layer.order.len() as u64;
+        let Some(rows) = layer.rows().filter(|rows| rows.len() == layer.frequency.len()) else {
             return Err(refused(file, format!("an order of layer {index} that is no permutation")));
+        };
+        if layer.experts > 0 && (layer.planes.is_some() || layer.predictor.is_some()) {
+            return Err(refused(file, format!("experts (layer {index}) in bit planes or with predictors")));
         }
+        let (order, columns): (Arc<[u32]>, Arc<[u32]>) = (rows.into(), layer.order.clone().into());
         if layer.predictor.is_some() {
             let own = |name: &str| name.strip_prefix(&first).is_some_and(|part| part.starts_with("fc"));
             tensors.retain(|tensor| !own(&tensor.name));
@@ -87,20 +90,28 @@ pub(super) fn sort(
         for tensor in tensors.iter_mut().filter(|tensor| tensor.name.starts_with(&first)) {
             let part = tensor.name[first.len()..].to_owned();
             match part.as_str() {
-                "ffn_gate.weight" | "ffn_up.weight" | "fc2.weight" => {
+                "ffn_gate.weight"
+                | "ffn_up.weight"
+                | "fc2.weight"
+                | "ffn_gate_exps.weight"
+                | "ffn_up_exps.weight" => {
                     by_rows(file, tensor, count, Order::Listed(order.clone()))?;
                 }
                 "ffn_gate.bias" | "ffn_up.bias" => {
                     tensor.source.row = 1;
                     by_rows(file, tensor, count, Order::Listed(order.clone()))?;
                 }
-                "ffn_down.weight" | "ffn_down_t.weight" => {
+                "ffn_down.weight"
+                | "ffn_down_t.weight"
+                | "ffn_down_exps.weight"
+                | "ffn_down_t_exps.weight" => {
                     let before = tensor.dtype;
-                    turn_down(file, tensor, &order, keep_down_type)?;
+                    turn_down(file, tensor, (&order, &columns), keep_down_type)?;
                     if tensor.dtype == DType::Q8_0 && before != DType::Q8_0 {
                         finer = Some(before);
                     }
-                    tensor.name = format!("{first}ffn_down_t.weight");
+                    let experts = if layer.experts > 0 { "_exps" } else { "" };
+                    tensor.name = format!("{first}ffn_down_t{experts}.weight");
                     downs += 1;
                 }
                 "ffn_down.bias" => tensor.name = format!("{first}ffn_down_t.bias"),
@@ -110,7 +121,11 @@ pub(super) fn sort(
         if downs != 1 {
             return Err(refused(file, format!("layer {index}, which has not one matrix `ffn_down`")));
         }
-        let mut added = vec![vector(format!("{first}ffn_frequency"), &layer.frequency)];
+        let mut frequency = vector(format!("{first}ffn_frequency"), &layer.frequency);
+        if layer.experts > 0 {
+            frequency.dims = vec![count / layer.experts as u64, layer.experts as u64];
+        }
+        let mut added = vec![frequency];
         if let Some(planes) = &layer.planes {
             in_planes(file, tensors, &format!("{first}ffn_gate"), (count, &planes.gate_deviation))?;
             added.push(vector(format!("{first}ffn_gate_deviation"), &planes.gate_deviation));
@@ -143,6 +158,27 @@ pub(super) fn sort(
     Ok(finer.map(|before| {
         format!("down is stored as Q8_0: {before} would be rounded a second time; start from the original where you can")
     }))
+}
+
+impl Neurons {
+    /// The order as rows of gate and up; `None` where it is no permutation, of each expert's neurons.
+    fn rows(&self) -> Option<Vec<u32>> {
+        let experts = self.experts.max(1);
+        let each = self.order.len() / experts;
+        if each == 0 || each * experts != self.order.len() || u32::try_from(self.order.len()).is_err() {
+            return None;
+        }
+        let mut seen = vec![false; self.order.len()];
+        let mut rows = Vec::with_capacity(seen.len());
+        for (at, &neuron) in self.order.iter().enumerate() {
+            let row = at / each * each + neuron as usize;
+            if neuron as usize >= each || std::mem::replace(&mut seen[row], true) {
+                return None;
+            }
+            rows.push(row as u32); // below the length, which fits
+        }
+        Some(rows)
+    }
 }
 
 fn vector<'a>(name: String, values: &[f32]) -> Tensor<'a> {
@@ -194,10 +230,8 @@ fn predictor_of<'a>(
     order: &Arc<[u32]>,
 ) -> Result<[Tensor<'a>; 2]> {
     let (rank, count) = (predictor.rank, order.len() as u64);
-    let up = format!("{first}ffn_up.");
-    let up = tensors.iter().find(|tensor| {
-        tensor.name.starts_with(&up) || tensor.name.starts_with(&format!("{first}ffn_up_high"))
-    });
+    let names = ["ffn_up.weight", "ffn_up_high.weight"].map(|part| format!("{first}{part}"));
+    let up = tensors.iter().find(|tensor| names.contains(&tensor.name));
     let width = up.map_or(0, Tensor::row_elements);
     let wanted =
         |dtype: DType, row: u64, rows: u64| dtype.row_bytes(row).and_then(|bytes| bytes.checked_mul(rows));
@@ -219,14 +253,30 @@ fn predictor_of<'a>(
 }
 
 fn refused(file: &GgufFile, what: String) -> FormatError {
-    let advice = "models with one feed-forward network per layer, as they were published, are".into();
+    let advice = "models as they were published are".into();
     FormatError::Unsupported { path: file.path().to_path_buf(), what: format!("preparing {what}"), advice }
 }
 
 /// The tensor's rows in another order.
 fn by_rows(file: &GgufFile, tensor: &mut Tensor<'_>, count: u64, order: Order) -> Result<()> {
     let rows: u64 = tensor.dims.iter().product::<u64>() / tensor.source.row.max(1);
-    if rows != count || tensor.source.order != Order::AsStored || tensor.source.pieces.len() != 1 {
+    if rows != count || tensor.source.order != Order::AsStored || !has_whole_rows(tensor) {
+        // Half of the rows of a fused matrix, say.
+        if let (Order::Part { period, first, count: part }, Order::Listed(listed)) =
+            (&tensor.source.order, &order)
+            && rows == count
+            && has_whole_rows(tensor)
+        {
+            let stored = listed.iter().map(|&row| {
+                let row = u64::from(row);
+                u32::try_from(row / part * period + first + row % part)
+            });
+            let Ok(stored) = stored.collect::<Result<Arc<[u32]>, _>>() else {
+                return Err(refused(file, format!("`{}`, which has more than 2^32 rows", tensor.name)));
+            };
+            tensor.source.order = Order::Listed(stored);
+            return Ok(());
+        }
         return Err(refused(
             file,
             format!("`{}`, which has not a row for each of {count} neurons", tensor.name),
@@ -236,31 +286,44 @@ fn by_rows(file: &GgufFile, tensor: &mut Tensor<'_>, count: u64, order: Order) -
     Ok(())
 }
 
-/// A row per neuron: columns of what is stored, or rows where it is PowerInfer's.
-fn turn_down(file: &GgufFile, tensor: &mut Tensor<'_>, order: &Arc<[u32]>, keep_type: bool) -> Result<()> {
+/// Whether each of the parts that follow one another holds whole rows.
+fn has_whole_rows(tensor: &Tensor<'_>) -> bool {
+    let size = tensor.source.dtype.row_bytes(tensor.source.row).unwrap_or(0);
+    size > 0 && tensor.source.pieces.iter().all(|piece| (piece.len() as u64).is_multiple_of(size))
+}
+
+/// A row per neuron: columns of what is stored, or rows where it is PowerInfer's. `order` counts the neurons of all experts,
+/// `each` those of every expert from 0.
+fn turn_down(
+    file: &GgufFile,
+    tensor: &mut Tensor<'_>,
+    (order, each): (&Arc<[u32]>, &Arc<[u32]>),
+    keep_type: bool,
+) -> Result<()> {
     let count = order.len() as u64;
-    let shape = |tensor: &Tensor<'_>| match tensor.dims[..] {
-        [columns, rows] => Ok((columns, rows)),
-        _ => Err(refused(file, format!("`{}`, which is no matrix", tensor.name))),
+    let (columns, rows, stacked) = match tensor.dims[..] {
+        [columns, rows] => (columns, rows, 1),
+        [columns, rows, stacked] => (columns, rows, stacked),
+        _ => return Err(refused(file, format!("`{}`, which is no matrix", tensor.name))),
     };
-    let (columns, rows) = shape(tensor)?;
     if let Order::Transposed { rows: stored } = tensor.source.order {
         // Convert would turn it back for others.
         tensor.source.order = Order::AsStored;
         tensor.dims = vec![rows, stored];
         return by_rows(file, tensor, count, Order::Listed(order.clone()));
     }
-    if tensor.name.contains(".ffn_down_t.") {
+    if tensor.name.contains(".ffn_down_t") {
         return by_rows(file, tensor, count, Order::Listed(order.clone()));
     }
-    if columns != count || tensor.source.order != Order::AsStored || tensor.source.pieces.len() != 1 {
+    let wanted = columns.checked_mul(stacked) == Some(count);
+    if !wanted || tensor.source.order != Order::AsStored || !has_whole_rows(tensor) {
         return Err(refused(
             file,
             format!("`{}`, which has not a column for each of {count} neurons", tensor.name),
         ));
     }
-    tensor.source.order = Order::ListedColumns { rows, columns: order.clone() };
-    tensor.dims = vec![rows, columns];
+    tensor.source.order = Order::ListedColumns { rows, columns: each.clone() };
+    tensor.dims[..2].swap(0, 1);
     // Blocks run along the other side now: what was rounded to a few bits would be again, at a noticeable cost.
     let stored = tensor.source.dtype;
     if stored.is_quantised() && stored != DType::Q8_0 && tensor.dtype.is_quantised() && !keep_type {

@@ -57,7 +57,8 @@ pub(crate) enum Order {
     Transposed { rows: u64 },
     /// Those of these numbers, in this order.
     Listed(Arc<[u32]>),
-    /// These columns of the stored matrix become rows; it has `rows` rows, of blocks perhaps.
+    /// These columns of the stored matrix become rows; it has `rows` rows, of blocks perhaps. Of stacked matrices all columns
+    /// of the first come first, each counted from 0.
     ListedColumns { rows: u64, columns: Arc<[u32]> },
 }
 
@@ -170,8 +171,14 @@ impl<'a> Source<'a> {
 
     fn stored(&self, row: u64) -> &[u8] {
         let size = self.row_bytes();
-        let start = row as usize * size;
-        self.pieces.first().and_then(|piece| piece.get(start..start + size)).unwrap_or_default()
+        let mut start = row as usize * size;
+        for piece in &self.pieces {
+            if start < piece.len() {
+                return piece.get(start..start + size).unwrap_or_default();
+            }
+            start -= piece.len();
+        }
+        &[]
     }
 
     /// The bytes of whole rows in the order wanted; nothing where single elements change places.
@@ -199,12 +206,19 @@ impl<'a> Source<'a> {
             }
             Order::ListedColumns { rows, columns } => {
                 let mut stored = vec![0.0; self.row as usize];
-                let wanted = &columns[(portion.start / row) as usize..(portion.end / row) as usize];
-                for at in 0..*rows {
-                    dequantise(self.dtype, self.stored(at), &mut stored)?;
-                    for (i, &column) in wanted.iter().enumerate() {
-                        out[i * row as usize + at as usize] = stored[column as usize];
+                let (first, end) = (portion.start / row, portion.end / row);
+                let mut from = first;
+                while from < end {
+                    let stack = from / self.row;
+                    let until = end.min((stack + 1) * self.row);
+                    let wanted = &columns[from as usize..until as usize];
+                    for at in 0..*rows {
+                        dequantise(self.dtype, self.stored(stack * rows + at), &mut stored)?;
+                        for (i, &column) in ((from - first) as usize..).zip(wanted) {
+                            out[i * row as usize + at as usize] = stored[column as usize];
+                        }
                     }
+                    from = until;
                 }
                 Ok(())
             }
@@ -291,6 +305,15 @@ mod tests {
         assert_eq!(rows(Order::Listed([3, 0, 7].into()), 0.0)[..3], [9.0, 0.0, 21.0]);
         let columns = Order::ListedColumns { rows: 4, columns: [5, 0].into() };
         assert_eq!(read(&of(columns, 6, 0.0), 8, 4), [5.0, 11.0, 17.0, 23.0, 0.0, 6.0, 12.0, 18.0]);
+        // Two stacked matrices of 2 rows of 6, in a piece each.
+        let mut stacked =
+            of(Order::ListedColumns { rows: 2, columns: (0..6).rev().chain(0..6).collect() }, 6, 0.0);
+        let Data::Owned(bytes) = stacked.pieces.remove(0) else { unreachable!("it was made here") };
+        let (first, second) = bytes.split_at(48);
+        stacked.pieces = vec![Data::Owned(first.to_vec()), Data::Owned(second.to_vec())];
+        let found = read(&stacked, 24, 2);
+        assert_eq!(found[..4], [5.0, 11.0, 4.0, 10.0]);
+        assert_eq!(found[12..16], [12.0, 18.0, 13.0, 19.0]);
     }
 
     #[test]

@@ -142,6 +142,8 @@ pub(super) fn feed_forward(
     } else {
         Down::Plain(stacked("ffn_down", ff, embd)?)
     };
+    let frequency = Wanted { dims: &[ff, count], reason: "one element per neuron of every expert" };
+    let frequency = reader.optional_tensor(&name("ffn_frequency"), frequency)?;
     let router = Wanted { dims: &[embd, count], reason: "embedding width by experts" };
     Ok(FeedForward {
         n_ff,
@@ -152,7 +154,7 @@ pub(super) fn feed_forward(
         down,
         planes: None,
         predictor: None,
-        frequency: None,
+        frequency,
         experts: Some(Experts {
             count: mixture.count,
             used: mixture.used,

@@ -251,7 +251,8 @@ pub struct FeedForward {
     pub planes: Option<Planes>,
     /// What guesses the active neurons.
     pub predictor: Option<Predictor>,
-    /// How often each neuron is active, as a share of tokens, where the model was prepared: ne {n_ff}.
+    /// How often each neuron is active, as a share of tokens, where the model was prepared: ne {n_ff}, of a
+    /// mixture as a share of the tokens that use the expert: ne {n_ff, experts}.
     pub frequency: Option<TensorInfo>,
     /// Where the layer has several networks.
     pub experts: Option<Experts>,

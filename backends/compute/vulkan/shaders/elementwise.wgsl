@@ -17,7 +17,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var result = 0u;
     switch p.n1.x {
         case 0u: {
-            result = bitcast<u32>(apply(p.n1.y, a));
+            result = select(bitcast<u32>(apply(p.n1.y, a)), QUIET_NAN, is_nan(a));
         }
         case 1u: {
             result = bitcast<u32>(a + bitcast<f32>(right[p.base.y + group.y * p.n0.z + c]));

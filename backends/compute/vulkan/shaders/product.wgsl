@@ -74,12 +74,15 @@ fn finish(row: u32, token: u32, sum: f32) {
         out[at] = bitcast<u32>(value);
         return;
     }
+    // Drivers may take what follows for arithmetic without NaN, and make a maximum of a relu.
+    let before = out[at];
+    let invalid = is_nan(value) || (MODE == UP && is_nan(bitcast<f32>(before)));
     value = apply(p.n2.x, value);
     if MODE == UP {
-        value = bitcast<f32>(out[at]) * value;
+        value = bitcast<f32>(before) * value;
     }
     let drops = (p.n1.z & DROP) != 0u;
-    if is_nan(value) {
+    if invalid || is_nan(value) {
         out[at] = QUIET_NAN;
     } else if drops && abs(value) <= bitcast<f32>(p.n2.y) {
         out[at] = NONE;

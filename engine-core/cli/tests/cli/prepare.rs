@@ -8,6 +8,7 @@ use std::path::Path;
 pub(crate) fn tests() -> Vec<Test> {
     vec![
         ("prepare_sorts_neurons_and_changes_nothing", sorts),
+        ("prepare_sorts_the_neurons_of_each_expert", sorts_experts),
         ("prepare_refuses_what_it_should", refuses),
         ("prepare_calibrates_and_goes_on_where_it_stopped", goes_on),
         ("prepare_trains_predictors", trains),
@@ -51,6 +52,52 @@ fn sorts() {
     let (chosen, dense) = (answer(&[]), answer(&["--sparsity", "dense"]));
     assert_eq!(chosen["ids"], dense["ids"]);
     assert!(chosen["plan"].to_string().contains("gate-first"), "{}", chosen["plan"]);
+}
+
+/// A folder with a tensor per expert, another with experts of all kinds in one: gate-first is chosen for ReLU.
+fn sorts_experts() {
+    let folder = tempfile::tempdir().unwrap();
+    let corpus = corpus(folder.path());
+    for (name, zero_below) in [("smallthinker", true), ("qwen3moe", false)] {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/tests/fixtures").join(name);
+        let model = model.to_str().unwrap();
+        let output = folder.path().join(format!("{name}.gguf"));
+        let output = output.to_str().unwrap();
+        let prepare = |more: &[&str]| {
+            run(&[&["prepare", "-m", model, "--corpus", &corpus, "-o", output, "--json"][..], more].concat())
+        };
+        let report = prepare(&[]).json();
+        let layers = report["layers"].as_array().unwrap();
+        assert!(report["divergence"].as_f64().unwrap() < 1e-4, "{report}");
+        let active = |layer: &serde_json::Value| layer["active"].as_f64().unwrap();
+        assert!(layers.iter().all(|layer| active(layer) > 0.05 && active(layer) < 0.95), "{report}");
+
+        let file = GgufFile::open(output).unwrap();
+        let described = ModelDescription::describe(&file).unwrap();
+        for (index, layer) in described.layers.iter().enumerate() {
+            let experts = layer.ffn.experts.as_ref().unwrap().count;
+            let tensor = layer.ffn.frequency.as_ref().unwrap();
+            assert_eq!(tensor.dims, [layer.ffn.n_ff as u64, experts as u64]);
+            let (numbers, _) = file.tensor_bytes(tensor).as_chunks::<4>();
+            let frequency: Vec<f32> = numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            for expert in frequency.chunks(layer.ffn.n_ff) {
+                assert!(expert.is_sorted_by(|a, b| a >= b), "layer {index}: {expert:?}");
+            }
+            assert!(file.tensor(&format!("blk.{index}.ffn_down_t_exps.weight")).is_some());
+        }
+        let answer = |more: &[&str]| {
+            let base = ["run", "-m", output, "-p", "Once upon a time", "-n", "40", "--temp", "0", "--json"];
+            run(&[&base[..], more].concat()).json()
+        };
+        let (chosen, dense) = (answer(&[]), answer(&["--sparsity", "dense"]));
+        assert_eq!(chosen["ids"], dense["ids"]);
+        assert_eq!(chosen["plan"].to_string().contains("gate-first"), zero_below, "{}", chosen["plan"]);
+
+        let force = "--force";
+        prepare(&[force, "--planes", "gate"]).fails_with(&["bit planes", "mixture of experts"]);
+        prepare(&[force, "--predictors", "train"]).fails_with(&["no predictors", "mixture of experts"]);
+        prepare(&[force, "--policy", "threshold"]).fails_with(&["--policy threshold", "experts"]);
+    }
 }
 
 fn refuses() {

@@ -307,8 +307,10 @@ impl<'a> Builder<'a> {
             Kind::Input => "input",
             Kind::Residual => "residual",
             Kind::Hidden => "hidden",
+            Kind::Chosen => "chosen",
         };
-        let slot = self.host(&format!("blk.{layer}.{name}"), SlotRole::Output, DType::F32, columns)?;
+        let dtype = if kind == Kind::Chosen { DType::I32 } else { DType::F32 };
+        let slot = self.host(&format!("blk.{layer}.{name}"), SlotRole::Output, dtype, columns)?;
         self.push(format!("blk.{layer}.{name}"), OperationKind::Copy { from, to: slot });
         self.observed.push(Seen { layer, kind, slot });
         Ok(())

@@ -1,5 +1,6 @@
 //! Layers with a mixture of experts: the router's choice, and one operation for the experts chosen.
 
+use super::Kind;
 use super::builder::Builder;
 use super::ffn::{functions, sparse_selection};
 use super::layer::size;
@@ -45,6 +46,9 @@ pub(super) fn route(
     let (normalise, scale) = (experts.normalise, experts.scale);
     builder
         .push(label("ffn_route"), OperationKind::Route { scores, chosen, weights, gating, normalise, scale });
+    if builder.wanted.chosen {
+        builder.observe(index, Kind::Chosen, chosen, experts.used as u64)?;
+    }
     Ok(Some(Routed { chosen, weights }))
 }
 

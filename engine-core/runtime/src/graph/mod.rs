@@ -88,7 +88,7 @@ pub(crate) struct Graph {
 pub(crate) struct Seen {
     pub(crate) layer: usize,
     pub(crate) kind: Kind,
-    /// Host: F32, a row per token.
+    /// Host: F32, or I32 where experts are chosen, a row per token.
     pub(crate) slot: SlotId,
 }
 
@@ -101,6 +101,8 @@ pub(crate) enum Kind {
     Residual,
     /// Every neuron's `h`.
     Hidden,
+    /// The experts that tokens use.
+    Chosen,
 }
 
 /// One token: embedding, layers, final norm, head.

@@ -292,7 +292,7 @@ fn observed_layers_give_what_is_wanted_and_no_more() {
         let columns = |seen: &Seen| graph.list.slot(seen.slot).unwrap().tensor.columns;
         seen.map(|seen| (seen.kind, columns(seen))).collect::<Vec<_>>()
     };
-    let all = Wanted { input: true, residual: true, hidden: true };
+    let all = Wanted { input: true, residual: true, hidden: true, chosen: true };
     assert_eq!(observed(all), [(Kind::Residual, 256), (Kind::Input, 256), (Kind::Hidden, 1024)]);
     let hidden = Wanted { hidden: true, ..Wanted::default() };
     assert_eq!(observed(hidden), [(Kind::Hidden, 1024)]);

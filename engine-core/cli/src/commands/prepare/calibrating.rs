@@ -5,7 +5,8 @@ use crate::progress::Bar;
 use anyhow::{Context, Result, anyhow};
 use calibration::CalibrationError;
 use calibration::layer::{Calibrated, Calibration, Layer, Options, calibrate};
-use calibration::weights::{self, InPlanes};
+use calibration::mixture::{self, Mixture};
+use calibration::weights::{self, Experts, InPlanes};
 use formats::ModelDescription;
 use formats::convert::Output;
 use serde::{Deserialize, Serialize};
@@ -51,8 +52,9 @@ impl Work<'_> {
     fn kept(&self, layer: usize) -> Option<Calibration> {
         let (result, predictor) = self.paths(layer);
         let kept: Kept = serde_json::from_slice(&fs::read(result).ok()?).ok()?;
-        let neurons = self.model.layers.get(layer).map_or(0, |layer| layer.ffn.n_ff);
-        if kept.key != self.key || !kept.calibrated.is_of(neurons) {
+        let ffn = &self.model.layers.get(layer)?.ffn;
+        let networks = ffn.experts.as_ref().map_or(1, |experts| experts.count);
+        if kept.key != self.key || !kept.calibrated.is_of(networks, ffn.n_ff) {
             return None;
         }
         let trained = match kept.fc1 {
@@ -84,6 +86,21 @@ impl Work<'_> {
             return Ok(kept);
         }
         let bytes = self.recording.read(layer)?;
+        let mut told = |done: f64| share.store((done * PARTS) as u32, Ordering::Relaxed);
+        if self.model.layers.get(layer).is_some_and(|layer| layer.ffn.experts.is_some()) {
+            let experts = Experts::read(self.output, self.model, layer)?;
+            let mixture = Mixture {
+                count: experts.count(),
+                network: &|expert| experts.network(expert),
+                inputs: self.recording.rows(&bytes).0,
+                chosen: &self.recording.chosen(&bytes),
+                texts: self.texts,
+            };
+            let calibrated = mixture::sort(&mixture, stop, &mut told)?;
+            let result = Calibration { calibrated, trained: None };
+            self.keep(layer, &result)?;
+            return Ok(result);
+        }
         let (inputs, residuals) = self.recording.rows(&bytes);
         let weights = weights::read(self.output, self.model, layer, self.in_planes)?;
         let found = Layer {
@@ -95,7 +112,6 @@ impl Work<'_> {
             texts: self.texts,
             predictor: weights.predictor.as_ref(),
         };
-        let mut told = |done: f64| share.store((done * PARTS) as u32, Ordering::Relaxed);
         let result = calibrate(&found, &self.options, stop, &mut told)?;
         self.keep(layer, &result)?;
         Ok(result)

@@ -22,6 +22,7 @@ use calibration::predictor;
 use calibration::weights::InPlanes;
 use engine_core::DType;
 use formats::convert::{self as written, Neurons, check_target, hash_of, plan_from};
+use formats::model::Layer;
 use formats::{GgufFile, ModelDescription};
 use recording::Recording;
 use sha2::{Digest, Sha256};
@@ -34,7 +35,7 @@ const COMPARED: usize = 128;
 const PROFILED: u64 = 20_000;
 const TRAINED: u64 = 60_000;
 /// Changes where recordings or results of older programs no longer serve.
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 
 pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
@@ -53,6 +54,9 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
     let described = ModelDescription::describe(&file)?;
     let in_planes = planes(args.planes, &described)?;
     let trains = args.predictors == PredictorChoice::Train;
+    if trains {
+        check_training(&described)?;
+    }
     let keeps = args.predictors == PredictorChoice::Keep && described.prediction.is_some();
     check_policy(args, &described, (in_planes, trains || keeps))?;
 
@@ -114,7 +118,9 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
     let keys = keys::of_layers(&described, &layers, args, trains);
     let default_levels = keys.levels;
     let options = written::Options {
-        neurons: Some(layers.iter().map(neurons).collect()),
+        neurons: Some(
+            described.layers.iter().zip(&layers).map(|(layer, found)| neurons(layer, found)).collect(),
+        ),
         keys: keys.entries,
         ..unsorted
     };
@@ -155,10 +161,12 @@ fn check_policy(
     model: &ModelDescription,
     (in_planes, predicts): (InPlanes, bool),
 ) -> Result<()> {
+    let experts = model.layers.iter().any(|layer| layer.ffn.experts.is_some());
     let zero_below = model.layers.iter().all(|layer| layer.ffn.activation.is_sparse());
     let (why, hint) = match args.policy.as_deref() {
         Some("bitplane") if !in_planes.gate => ("nothing is stored in planes", "--planes gate or gate-up"),
         Some("predictor") if !predicts => ("it will have no predictors", "--predictors train"),
+        Some("threshold") if experts => ("no thresholds are calibrated for experts", "leave it out"),
         Some("gate-first") if !zero_below => {
             ("its activation is not zero below zero", "--policy threshold or bitplane")
         }
@@ -168,12 +176,25 @@ fn check_policy(
     Err(anyhow!("{}: it cannot run by `--policy {policy}`: {why}", args.output.display())).hint(hint)
 }
 
+/// Refuses models that no predictor can be trained for.
+fn check_training(model: &ModelDescription) -> Result<()> {
+    match model.layers.iter().position(|layer| layer.ffn.experts.is_some()) {
+        None => Ok(()),
+        Some(layer) => {
+            let path = model.path.display();
+            Err(anyhow!("{path}: no predictors can be trained for layer {layer}, a mixture of experts"))
+                .hint("--predictors none")
+        }
+    }
+}
+
 /// What is stored in planes.
 fn planes(choice: PlanesChoice, model: &ModelDescription) -> Result<InPlanes> {
     let Some(ffn) = model.layers.first().map(|layer| &layer.ffn) else { return Ok(InPlanes::default()) };
     let cannot = match (ffn.gated, DType::Q8_0.row_bytes(model.n_embd as u64)) {
         (false, _) => Some("its networks have no gate".to_owned()),
         (_, None) => Some(format!("rows of {} are no whole number of blocks of 32", model.n_embd)),
+        _ if ffn.experts.is_some() => Some("it is a mixture of experts".to_owned()),
         _ if ffn.gate.bias.is_some() || ffn.up.bias.is_some() => Some("its gate or up has a bias".to_owned()),
         _ => None,
     };
@@ -243,9 +264,14 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// What is stored of a layer.
-fn neurons(layer: &Calibration) -> Neurons {
+fn neurons(described: &Layer, layer: &Calibration) -> Neurons {
     let found = &layer.calibrated;
-    let in_order = |values: &[f32]| found.order.iter().map(|&i| values[i as usize]).collect::<Vec<f32>>();
+    // Of experts one after another; each counts its neurons from 0.
+    let each = described.ffn.n_ff.max(1);
+    let in_order = |values: &[f32]| {
+        let orders = found.order.chunks(each).zip(values.chunks(each));
+        orders.flat_map(|(order, values)| order.iter().map(|&i| values[i as usize])).collect::<Vec<f32>>()
+    };
     let planes = found.planes.as_ref().map(|planes| written::Planes {
         gate_deviation: in_order(&planes.gate_deviation),
         up_deviation: planes.up_deviation.as_deref().map(in_order),
@@ -254,6 +280,7 @@ fn neurons(layer: &Calibration) -> Neurons {
     let rank = found.predictor.as_ref().map_or(0, |predictor| predictor.rank as u64);
     let trained = layer.trained.clone();
     Neurons {
+        experts: described.ffn.experts.as_ref().map_or(0, |experts| experts.count),
         frequency: in_order(&found.frequency),
         order: found.order.clone(),
         planes,

@@ -19,6 +19,8 @@ pub(super) struct Recording {
     width: usize,
     layers: usize,
     residuals: bool,
+    /// Experts that a token uses; 0 where layers have one network.
+    used: usize,
     /// Held while a run is at work in the folder.
     _lock: File,
 }
@@ -83,7 +85,9 @@ impl Recording {
         let lock = lock(&folder)?;
         let model = engine.model();
         let (width, layers) = (model.n_embd, model.n_layer());
-        let mut recording = Recording { folder, state, width, layers, residuals, _lock: lock };
+        let mixture = model.layers.first().and_then(|layer| layer.ffn.experts.as_ref());
+        let used = mixture.map_or(0, |experts| experts.used);
+        let mut recording = Recording { folder, state, width, layers, residuals, used, _lock: lock };
         if !recording.is_whole() {
             tracing::warn!(
                 "{}: files there are shorter than they were: made anew",
@@ -112,7 +116,7 @@ impl Recording {
     }
 
     fn stride(&self) -> usize {
-        row_bytes(self.width) * if self.residuals { 2 } else { 1 }
+        row_bytes(self.width) * if self.residuals { 2 } else { 1 } + 4 * self.used
     }
 
     fn path(&self, layer: usize) -> PathBuf {
@@ -130,8 +134,10 @@ impl Recording {
         if self.state.texts >= texts.len() {
             return Ok(true);
         }
-        let mut observer =
-            Observer::new(engine, Wanted { input: true, residual: self.residuals, hidden: false })?;
+        let mut observer = Observer::new(
+            engine,
+            Wanted { input: true, residual: self.residuals, hidden: false, chosen: true },
+        )?;
         let mut files = Vec::new();
         for layer in 0..self.layers {
             let path = self.path(layer);
@@ -143,7 +149,7 @@ impl Recording {
             };
             files.push(open().with_context(|| format!("{}: cannot be opened", path.display()))?);
         }
-        let width = self.width.max(1);
+        let (width, used) = (self.width.max(1), self.used);
         for text in texts.iter().skip(self.state.texts) {
             if cancel.load(Ordering::Relaxed) {
                 return Ok(false);
@@ -156,6 +162,8 @@ impl Recording {
                     if let Some(residual) = seen.residual.chunks_exact(width).nth(at) {
                         encode(residual, out);
                     }
+                    let chosen = seen.chosen.iter().skip(at * used).take(used);
+                    out.extend(chosen.flat_map(|id| id.to_le_bytes()));
                 }
             })?;
             for (layer, (file, rows)) in files.iter_mut().zip(&rows).enumerate() {
@@ -181,6 +189,13 @@ impl Recording {
         let (stride, own) = (self.stride(), row_bytes(self.width));
         let residuals = self.residuals.then(|| Rows::new(bytes, self.width, stride, own));
         (Rows::new(bytes, self.width, stride, 0), residuals)
+    }
+
+    /// The experts that each token used.
+    pub(super) fn chosen(&self, bytes: &[u8]) -> Vec<u32> {
+        let rows = bytes.chunks_exact(self.stride());
+        let ids = rows.flat_map(|row| row[row.len() - 4 * self.used..].as_chunks::<4>().0);
+        ids.map(|id| u32::from_le_bytes(*id)).collect()
     }
 
     /// Removes what runs of this program have put into the folder, and the folder, where nothing else is in it.
