@@ -40,6 +40,15 @@ fn neurons(share: &FfnShare) -> u64 {
     share.clusters.ranges().iter().map(|range| u64::from(range.len())).sum()
 }
 
+/// How the plan skips neurons, whatever was asked for: one policy, or all that some layer has.
+pub(crate) fn policies(plan: &Plan) -> String {
+    let shares = plan.layers.iter().flat_map(|layer| &layer.ffn).filter(|share| neurons(share) > 0);
+    let mut names: Vec<String> = shares.map(|share| share.sparsity.kind().to_string()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(" and ")
+}
+
 /// The start-up table.
 pub(crate) fn table(plan: &Plan) -> String {
     let mut rows: Vec<Vec<String>> =

@@ -11,7 +11,7 @@ use crate::weight::Weight;
 use crate::weight_types;
 use crate::{Result, RuntimeError, Stack};
 use engine_core::ComputeBackend;
-use engine_core::planner::{Budget, LayerPlan, ModelProfile, Plan, SparsityPolicy};
+use engine_core::planner::{Budget, LayerPlan, ModelProfile, Plan, SparsityKind, SparsityPolicy};
 use formats::model::Requirement;
 use formats::{Container, GgufFile, ModelDescription};
 use std::collections::BTreeSet;
@@ -236,10 +236,28 @@ fn plan(
             options.skip
         );
     }
+    outside_of_levels(model, options, &plan);
     if options.strict && !plan.fallbacks.is_empty() {
         return Err(RuntimeError::Strict { fallbacks: plan.fallbacks });
     }
     Ok((profile, plan))
+}
+
+/// Tells where a share is asked for that nothing was calibrated for.
+fn outside_of_levels(model: &ModelDescription, options: &EngineOptions, plan: &Plan) {
+    let uses = |kind| plan.layers.iter().flat_map(|layer| &layer.ffn).any(|share| share.sparsity.kind() == kind);
+    let calibration = &model.calibration;
+    let levels = [(SparsityKind::Threshold, &calibration.cats), (SparsityKind::Bitplane, &calibration.bitplane)];
+    for (kind, levels) in levels.into_iter().filter(|(kind, _)| options.skip > 0.0 && uses(*kind)) {
+        let Some([first, .., last]) = levels.as_ref().map(|levels| levels.levels()) else { continue };
+        if !(*first..=*last).contains(&options.skip) {
+            let nearest = if options.skip < *first { first } else { last };
+            tracing::warn!(
+                "skip = {}: `{kind}` is calibrated for shares from {first} to {last}; {nearest} is used",
+                options.skip
+            );
+        }
+    }
 }
 
 /// The one device that the plan uses, as an index into `compute`.

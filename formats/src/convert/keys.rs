@@ -34,6 +34,14 @@ pub(super) fn collect(file: &GgufFile, options: &Options, lines: &mut Vec<String
         Container::Gguf | Container::PowerInfer => of_gguf(file)?,
     };
     if let Some(name) = &options.pre_tokenizer {
+        let known = crate::tokenizer::pre_tokenizers();
+        if !known.contains(&name.as_str()) {
+            return Err(FormatError::Unsupported {
+                path: file.path().to_path_buf(),
+                what: format!("pre-tokenizer `{name}`"),
+                advice: format!("accepted: {}", known.join(", ")),
+            });
+        }
         set(&mut metadata, "tokenizer.ggml.pre", Value::from(name.as_str()));
     }
     if options.without_tokenizer {

@@ -151,6 +151,32 @@ impl Output<'_> {
     }
 }
 
+/// What a prepared model says about how it runs, held against what is done to it.
+fn keep_policy(
+    file: &GgufFile,
+    options: &Options,
+    tensors: &[Tensor<'_>],
+    metadata: &mut Vec<(String, Value)>,
+    lines: &mut Vec<String>,
+) -> Result<()> {
+    let path = file.path().display();
+    if options.without_predictors && file.metadata().string(POLICY)? == Some("predictor") {
+        metadata.retain(|(key, _)| key != POLICY);
+        lines.push(format!("{path}: was to run by its predictors, which are left out: it runs exactly now"));
+    }
+    let planes = tensors.iter().filter(|tensor| tensor.name.ends_with("_low.weight")).count();
+    if planes > 0 && options.types.matrices.is_some() && options.neurons.is_none() {
+        lines.push(format!(
+            "{path}: {planes} matrices in bit planes (Q8_0 in two parts) stay as they are; prepare the model that it was \
+             made of for another type"
+        ));
+    }
+    Ok(())
+}
+
+/// The key of the policy by which a prepared model runs where nobody names one.
+const POLICY: &str = "thermocline.policy";
+
 /// Decides what is written of the model in `file`.
 ///
 /// # Errors
@@ -173,12 +199,13 @@ pub fn plan_from<'a>(
     let complete = file.container() == Container::Safetensors || ModelDescription::describe(file).is_ok();
     let mut tensors = tensors::collect(file, options, &mut lines)?;
     if let Some(original) = original {
-        original::take(file, original, &mut tensors)?;
+        original::take(file, original, &mut tensors, &mut lines)?;
     }
     let mut metadata = keys::collect(file, options, &mut lines)?;
     if let Some(folder) = &options.predictors {
         predictors::add(folder, file, &mut tensors, &mut metadata, &mut lines)?;
     }
+    keep_policy(file, options, &tensors, &mut metadata, &mut lines)?;
     if let Some(layers) = &options.neurons {
         let downs = neurons::sort(file, layers, options.keep_down_type, &mut tensors, &mut metadata)?;
         lines.extend(downs);

@@ -3,6 +3,7 @@
 
 use super::{Options, Tensor, tensors};
 use crate::gguf::GgufFile;
+use engine_core::DType;
 use crate::{FormatError, Result};
 
 const PARTS: [&str; 4] = ["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight", "ffn_down_t.weight"];
@@ -15,8 +16,14 @@ fn part_of(name: &str) -> Option<String> {
     PARTS.contains(&part).then(|| format!("{layer}.{}", part.replace("ffn_down_t", "ffn_down")))
 }
 
-pub(super) fn take<'a>(file: &GgufFile, original: &'a GgufFile, tensors: &mut [Tensor<'a>]) -> Result<()> {
+pub(super) fn take<'a>(
+    file: &GgufFile,
+    original: &'a GgufFile,
+    tensors: &mut [Tensor<'a>],
+    lines: &mut Vec<String>,
+) -> Result<()> {
     let mut better = tensors::collect(original, &Options::default(), &mut Vec::new())?;
+    let mut coarser = None;
     for tensor in tensors.iter_mut() {
         let Some(part) = part_of(&tensor.name) else { continue };
         let Some(at) = better.iter().position(|other| part_of(&other.name).as_ref() == Some(&part)) else {
@@ -27,6 +34,9 @@ pub(super) fn take<'a>(file: &GgufFile, original: &'a GgufFile, tensors: &mut [T
             });
         };
         let found = better.swap_remove(at);
+        if bits(found.source.dtype) < bits(tensor.source.dtype) {
+            coarser = Some((found.name.clone(), found.source.dtype, tensor.source.dtype));
+        }
         let (mut a, mut b) = (tensor.dims.clone(), found.dims.clone());
         let same_layout = a == b;
         a.sort_unstable();
@@ -57,7 +67,20 @@ pub(super) fn take<'a>(file: &GgufFile, original: &'a GgufFile, tensors: &mut [T
         (tensor.name, tensor.dims, tensor.source) = (found.name, found.dims, found.source);
         tensor.dtype = super::types::fitting(tensor.dtype, tensor.row_elements());
     }
+    if let Some((name, theirs, own)) = coarser {
+        lines.push(format!(
+            "{}: `{name}` is {theirs}, coarser than {own} in {}: what is written is worse for it; the two may have changed \
+             places",
+            original.path().display(),
+            file.path().display()
+        ));
+    }
     Ok(())
+}
+
+/// Bits of an element.
+fn bits(dtype: DType) -> f64 {
+    8.0 * dtype.block_bytes() as f64 / dtype.block_elements() as f64
 }
 
 /// How far the first rows are apart, as a share of the second's length.
@@ -66,8 +89,8 @@ fn distance(a: &Tensor<'_>, b: &Tensor<'_>) -> Result<f64> {
     // One row, or where blocks of several rows would be cut, as many elements as make whole ones.
     let read = |tensor: &Tensor<'_>| -> Result<Vec<f32>> {
         let mut values = vec![0.0; row as usize];
-        let bytes = tensor.source.read(0..row, row, engine_core::DType::F32)?;
-        crate::quantise::dequantise(engine_core::DType::F32, &bytes, &mut values)?;
+        let bytes = tensor.source.read(0..row, row, DType::F32)?;
+        crate::quantise::dequantise(DType::F32, &bytes, &mut values)?;
         Ok(values)
     };
     let (a, b) = (read(a)?, read(b)?);

@@ -55,7 +55,7 @@ pub(super) fn choose(
     let mut again: BTreeMap<DType, usize> = BTreeMap::new();
     for tensor in tensors.iter_mut() {
         let stored = tensor.source.dtype;
-        if tensor.source.plane.is_some() {
+        if tensor.source.plane.is_some() || in_planes(&tensor.name) {
             continue; // its type is its layout
         }
         let part = part(tensor, tied);
@@ -100,6 +100,13 @@ pub(super) fn choose(
         None if safetensors => most(tensors),
         None => None,
     }))
+}
+
+/// Whether a tensor is a bit plane of a prepared model.
+fn in_planes(name: &str) -> bool {
+    ["ffn_gate_high.weight", "ffn_gate_low.weight", "ffn_up_high.weight", "ffn_up_low.weight"]
+        .iter()
+        .any(|part| name.ends_with(part))
 }
 
 fn part(tensor: &Tensor<'_>, tied: bool) -> Part {

@@ -47,7 +47,13 @@ pub fn check_target(path: &Path, inputs: &[&Path], force: bool) -> Result<()> {
     if path.file_name().is_none() {
         return Err(refused(path, "is no name of a file"));
     }
-    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
+    let Ok(found) = fs::symlink_metadata(path) else {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        return match folder.filter(|folder| !folder.is_dir()) {
+            Some(folder) => Err(refused(path, &format!("lies in {}, which is no folder", folder.display()))),
+            None => Ok(()),
+        };
+    };
     let whole = |path: &Path| fs::canonicalize(path).ok();
     if let Some(target) = whole(path)
         && inputs.iter().any(|input| whole(input).as_ref() == Some(&target))

@@ -44,6 +44,11 @@ use special::{Fragment, SpecialTokens};
 use unigram::Unigram;
 use vocabulary::Vocabulary;
 
+/// The names of pre-tokenizers that are known.
+pub(crate) fn pre_tokenizers() -> Vec<&'static str> {
+    pre::names()
+}
+
 /// What a caller may decide against the file.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]

@@ -4,7 +4,7 @@ use crate::args::{BenchArgs, Global, SizeArgs};
 use crate::failure::Usage;
 use crate::model::Running;
 use crate::settings::Settings;
-use crate::{output, prompt};
+use crate::{output, placement, prompt};
 use anyhow::{Result, bail};
 use engine_runtime::StepBytes;
 use engine_runtime::bench::{BenchOptions, BenchReport, Bound, bench as measure, mean_and_deviation, median};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 struct Row {
     test: String,
     threads: Option<u32>,
-    /// The sparsity policy, where two are measured.
+    /// The sparsity policy that the plan has, where two are measured.
     policy: Option<String>,
     runs: Vec<f64>,
     /// Bytes of weights of one token, no neuron skipped; only where tokens are generated one by one.
@@ -50,14 +50,14 @@ pub(super) fn bench(global: &Global, args: &BenchArgs) -> Result<()> {
                 "weight_bytes_per_token": running.engine.weight_bytes_per_token(),
             })
         });
-        let own = settings.config.planner.sparsity.clone();
         let against = match &args.against {
             Some(policy) => {
                 settings.config.planner.sparsity = policy.clone();
-                Some((policy, Running::load(&args.model, &settings)?))
+                Some(Running::load(&args.model, &settings)?)
             }
             None => None,
         };
+        let policy = |running: &Running| Some(placement::policies(running.engine.plan()));
         let ids = match &args.text {
             Some(path) => {
                 let tokenizer = running.tokenizer()?;
@@ -66,8 +66,7 @@ pub(super) fn bench(global: &Global, args: &BenchArgs) -> Result<()> {
             None => None,
         };
         let engines: Vec<_> =
-            [Some(&running), against.as_ref().map(|(_, other)| other)].into_iter().flatten().collect();
-        let engines: Vec<_> = engines.into_iter().map(|running| &running.engine).collect();
+            [Some(&running), against.as_ref()].into_iter().flatten().map(|running| &running.engine).collect();
         // The two lists side by side, so that pp and tg take turns.
         for index in 0..args.pp.len().max(args.tg.len()) {
             let at = |list: &[u32]| list.get(index).copied().unwrap_or(0);
@@ -79,10 +78,10 @@ pub(super) fn bench(global: &Global, args: &BenchArgs) -> Result<()> {
             let Some(first) = reports.next() else { continue };
             let bytes = running.engine.weight_bytes_per_token();
             match (reports.next(), &against) {
-                (Some(second), Some((policy, _))) => {
+                (Some(second), Some(other)) => {
                     let bound = Bound::of(&first, &second);
-                    rows.extend(Row::of(first, threads, Some(own.clone()), bytes, bound));
-                    rows.extend(Row::of(second, threads, Some((*policy).clone()), bytes, None));
+                    rows.extend(Row::of(first, threads, policy(&running), bytes, bound));
+                    rows.extend(Row::of(second, threads, policy(other), bytes, None));
                 }
                 _ => rows.extend(Row::of(first, threads, None, bytes, None)),
             }

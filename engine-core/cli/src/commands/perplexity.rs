@@ -4,7 +4,7 @@ use crate::args::{Global, PerplexityArgs, SizeArgs};
 use crate::likelihood::{Sum, best, divergence, negative_log_likelihood};
 use crate::model::Running;
 use crate::settings::Settings;
-use crate::{failure::WithHint, output, prompt};
+use crate::{failure::WithHint, output, placement, prompt};
 use anyhow::{Result, anyhow};
 use engine_runtime::Session;
 use formats::ModelDescription;
@@ -51,7 +51,9 @@ pub(super) fn perplexity(global: &Global, args: &PerplexityArgs) -> Result<()> {
         Some(policy) => {
             settings.config.planner.sparsity.clone_from(policy);
             let other = Running::load(&args.model, &settings)?;
-            Some(Against { session: other.engine.session()?, rows: Vec::new(), seen: Compared::default() })
+            let policy = placement::policies(other.engine.plan());
+            let session = other.engine.session()?;
+            Some(Against { session, policy, rows: Vec::new(), seen: Compared::default() })
         }
         None => None,
     };
@@ -81,7 +83,7 @@ pub(super) fn perplexity(global: &Global, args: &PerplexityArgs) -> Result<()> {
         tracing::info!("chunk {} of {}: perplexity so far {so_far:.4}", number + 1, texts.len());
     }
     let (mean, error) = (all.mean(), all.standard_error());
-    let seen = against.map(|against| against.seen);
+    let seen = against.map(|against| (against.seen, against.policy));
     if !args.json {
         let unit = if args.separate { "texts" } else { "chunks" };
         output::line(&format!(
@@ -92,10 +94,7 @@ pub(super) fn perplexity(global: &Global, args: &PerplexityArgs) -> Result<()> {
             texts.len(),
             if args.separate { "at most " } else { "" },
         ))?;
-        return match (seen, &args.against) {
-            (Some(seen), Some(policy)) => output::line(&seen.line(policy)),
-            _ => Ok(()),
-        };
+        return seen.map_or(Ok(()), |(seen, policy)| output::line(&seen.line(&policy)));
     }
     let report = Report {
         model: running.model_json(),
@@ -106,7 +105,7 @@ pub(super) fn perplexity(global: &Global, args: &PerplexityArgs) -> Result<()> {
         perplexity: mean.exp(),
         standard_error: mean.exp() * error,
         chunks: means,
-        against: seen.as_ref().zip(args.against.as_deref()).map(|(seen, policy)| seen.report(policy)),
+        against: seen.as_ref().map(|(seen, policy)| seen.report(policy)),
         ids: args.ids.then(|| texts.iter().map(Vec::as_slice).collect()),
     };
     output::line(&serde_json::to_string(&report)?)
@@ -147,6 +146,8 @@ fn texts(running: &Running, args: &PerplexityArgs) -> Result<Vec<Vec<u32>>> {
 /// The same model by another policy.
 struct Against {
     session: Session,
+    /// The policy that its plan has.
+    policy: String,
     /// Its logits for the text under way, from the first token that counts.
     rows: Vec<Vec<f32>>,
     seen: Compared,

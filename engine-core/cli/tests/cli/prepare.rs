@@ -108,6 +108,9 @@ fn refuses() {
     let prepare = |model: &str, corpus: &str, output: &str| {
         run(&["prepare", "-m", model, "--corpus", corpus, "-o", output, "--tokens", "20"])
     };
+    let nowhere = folder.path().join("nowhere/prepared.gguf");
+    prepare(&model, &corpus, nowhere.to_str().unwrap()).fails_with(&["nowhere", "no folder"]);
+    assert!(!folder.path().join("nowhere").exists());
     prepare(&model, "absent.txt", output).fails_with(&["absent.txt"]);
     let empty = folder.path().join("empty.txt");
     std::fs::write(&empty, "").unwrap();
@@ -179,6 +182,21 @@ fn goes_on() {
     );
     let floats = |key: &str| file.metadata().floats(key).unwrap().unwrap().len();
     assert_eq!((floats("thermocline.bitplane.deviations"), floats("thermocline.cats.threshold")), (8, 72));
+
+    // What is in planes stays there, and it is told; a share beyond what was calibrated is told, too.
+    let again = folder.path().join("again.gguf");
+    let quantized = run(&["quantize", output, again.to_str().unwrap(), "q4_0"]);
+    assert_eq!(quantized.code, 0, "{}", quantized.stderr);
+    assert!(quantized.stderr.contains("8 matrices in bit planes"), "{}", quantized.stderr);
+    let answer = run(&["run", "-m", again.to_str().unwrap(), "-p", "Once", "-n", "2", "--temp", "0"]);
+    assert_eq!(answer.code, 0, "{}", answer.stderr);
+    let short = ["-p", "Once", "-n", "1", "--temp", "0"];
+    let beyond =
+        run(&[&["run", "-m", output, "--sparsity", "threshold", "--skip", "0.93"][..], &short].concat());
+    assert!(beyond.stderr.contains("from 0.1 to 0.9; 0.9 is used"), "{}", beyond.stderr);
+    // Labelled by what ran, not by what was asked for.
+    let measured = ["perplexity", "--separate", "--against", "auto", "--json", "--file", &corpus, "-m", output];
+    assert_eq!(run(&measured).json()["against"]["policy"], "bitplane");
 
     // Other options, the same recording; the same options, the same results.
     let second = prepare(&["--planes", "none", "--keep-profile"]);

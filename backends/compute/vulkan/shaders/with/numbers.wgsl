@@ -148,14 +148,20 @@ fn complementary_error(x: f32) -> f32 {
     return t * exponential(fma(-x, x, y));
 }
 
+/// `max(x, 0)` by the bits: as a maximum, drivers would lose NaN and denormals.
+fn rectified(x: f32) -> f32 {
+    let negative = (bitcast<u32>(x) >> 31u) != 0u;
+    return bitcast<f32>(select(bitcast<u32>(x), 0u, negative && !is_nan(x)));
+}
+
 /// An activation function by its code (the order of `function_code` in `src/kernels.rs`).
 fn apply(code: u32, x: f32) -> f32 {
     switch code {
         case 1u: {
-            return select(x, 0.0, x <= 0.0);
+            return rectified(x);
         }
         case 2u: {
-            let y = select(x, 0.0, x <= 0.0);
+            let y = rectified(x);
             return y * y;
         }
         case 3u: {

@@ -11,7 +11,7 @@ use formats::ModelDescription;
 use formats::convert::Output;
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -69,6 +69,11 @@ impl Work<'_> {
             }
         };
         Some(Calibration { calibrated: kept.calibrated, trained })
+    }
+
+    /// Layers that an earlier run calibrated with the same options.
+    pub(super) fn done(&self) -> usize {
+        (0..self.model.n_layer()).filter(|&layer| self.kept(layer).is_some()).count()
     }
 
     fn keep(&self, layer: usize, result: &Calibration) -> Result<()> {
@@ -172,9 +177,4 @@ impl Work<'_> {
     pub(super) fn parts(&self) -> u64 {
         self.model.n_layer() as u64 * PARTS as u64
     }
-}
-
-/// Whether a folder holds results of an earlier run.
-pub(super) fn has_results(folder: &Path) -> bool {
-    folder.join("layer-0.json").exists()
 }

@@ -73,7 +73,7 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
     }
     let hashes = (hash_of(&file)?, original.as_ref().map(hash_of).transpose()?);
     let residuals = trains || keeps;
-    let key = recording_key(args, &settings, &chosen, (&hashes.0, residuals));
+    let key = recording_key(args, &settings, &chosen, &hashes.0);
     let mut recording =
         Recording::open(recording::folder_of(&args.output), &key, &running.engine, residuals)?;
     let bar = Bar::of_tokens(total as u64, global.quiet);
@@ -103,11 +103,10 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
         key: digest(&[recording.key(), &format!("{:?} {in_planes:?} {options:?} {unsorted:?}", hashes.1)]),
         threads: threads(args.size.threads),
     };
-    if calibrating::has_results(recording.folder()) {
-        tracing::info!(
-            "{}: layers that are done with these options are not done again",
-            recording.folder().display()
-        );
+    let done = work.done();
+    if done > 0 {
+        let (folder, all) = (recording.folder().display(), described.n_layer());
+        tracing::info!("{folder}: {done} of {all} layers are calibrated with these options already");
     }
     let bar = Bar::of_parts(work.parts(), global.quiet);
     let layers = interrupt.during(|cancel| work.run(&bar, cancel))?;
@@ -234,7 +233,7 @@ fn recording_key(
     args: &PrepareArgs,
     settings: &Settings,
     texts: &[Vec<u32>],
-    (model, residuals): (&str, bool),
+    model: &str,
 ) -> String {
     let mut hash = Sha256::new();
     for text in texts {
@@ -246,7 +245,7 @@ fn recording_key(
         VERSION,
         model,
         &hex(&hash.finalize()),
-        &format!("{residuals} {:?} {} {:?}", runtime.activations, runtime.batch, args.model.overrides),
+        &format!("{:?} {} {:?}", runtime.activations, runtime.batch, args.model.overrides),
     ])
 }
 

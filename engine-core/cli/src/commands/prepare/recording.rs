@@ -28,8 +28,11 @@ pub(super) struct Recording {
 /// How far a recording came.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct State {
-    /// Of model, texts and what is recorded.
+    /// Of model and texts.
     key: String,
+    /// Whether what predictors are given is recorded, too.
+    #[serde(default)]
+    residuals: bool,
     /// Texts and tokens that are in the files.
     texts: usize,
     tokens: usize,
@@ -65,7 +68,8 @@ impl Recording {
         };
         refuse_foreign(&folder, found.is_some())?;
         let state = match found {
-            Some(state) if state.key == key => {
+            // What holds more than is needed serves as well.
+            Some(state) if state.key == key && (state.residuals || !residuals) => {
                 tracing::info!("{}: goes on behind {} tokens", folder.display(), state.tokens);
                 state
             }
@@ -78,22 +82,28 @@ impl Recording {
                     };
                     tracing::warn!("{}: the recording there is {why}: it is made anew", folder.display());
                 }
-                State { key: key.to_owned(), ..State::default() }
+                State { key: key.to_owned(), residuals, ..State::default() }
             }
         };
-        fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+        match fs::create_dir(&folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("{}: cannot be made", folder.display()));
+            }
+            _ => {}
+        }
         let lock = lock(&folder)?;
         let model = engine.model();
         let (width, layers) = (model.n_embd, model.n_layer());
         let mixture = model.layers.first().and_then(|layer| layer.ffn.experts.as_ref());
         let used = mixture.map_or(0, |experts| experts.used);
+        let residuals = state.residuals;
         let mut recording = Recording { folder, state, width, layers, residuals, used, _lock: lock };
         if !recording.is_whole() {
             tracing::warn!(
                 "{}: files there are shorter than they were: made anew",
                 recording.folder.display()
             );
-            recording.state = State { key: key.to_owned(), ..State::default() };
+            recording.state = State { key: key.to_owned(), residuals, ..State::default() };
         }
         Ok(recording)
     }
