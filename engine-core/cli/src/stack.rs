@@ -35,13 +35,28 @@ pub(crate) struct Opened {
     pub(crate) fallbacks: Vec<Fallback>,
 }
 
-/// Every plug-in that there is, the linked-in ones included.
+/// Every plug-in that there is, the linked-in ones included, with the devices of all.
 pub(crate) fn catalogue(settings: &Settings) -> Catalogue {
+    discover(settings, Environment::from_process())
+}
+
+fn discover(settings: &Settings, environment: Environment) -> Catalogue {
     // Paths of the config file are relative to it, and were made so when it was read; those of flags to this folder.
-    let mut catalogue =
-        engine_loader::discover(&settings.config.plugins, Path::new("."), &Environment::from_process());
+    let mut catalogue = engine_loader::discover(&settings.config.plugins, Path::new("."), &environment);
     register(&mut catalogue);
     catalogue
+}
+
+/// Only the devices that the settings name are looked for: no other driver is opened.
+fn catalogue_for_run(settings: &Settings) -> Catalogue {
+    let config = &settings.config;
+    let mut listed: Vec<(String, OptionTable)> = Vec::new();
+    for plugin in config.compute.devices.iter().map(|device| plugin_of(device)) {
+        if listed.iter().all(|(name, _)| name != plugin) {
+            listed.push((plugin.to_owned(), config.options_of(PluginKind::Compute, plugin)));
+        }
+    }
+    discover(settings, Environment { listed: Some(listed), ..Environment::from_process() })
 }
 
 /// Adds what is linked into this program.
@@ -76,7 +91,7 @@ pub(crate) fn device_options(settings: &Settings, catalogue: &Catalogue, device:
 /// Where a plug-in is not there or refuses; a device that cannot be had is an error only where it is the last one, or
 /// under `strict`.
 pub(crate) fn open(settings: &Settings) -> Result<Opened> {
-    let catalogue = catalogue(settings);
+    let catalogue = catalogue_for_run(settings);
     let config = &settings.config;
     let options = |kind, name: &str| config.options_of(kind, name);
     let (storage, cache, planner) = (&config.storage.tier, &config.cache.policy, &config.planner.name);

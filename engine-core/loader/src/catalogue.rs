@@ -66,7 +66,7 @@ pub struct Entry {
     pub info: Option<PluginInfo>,
     /// The options that it takes.
     pub schema: Option<Schema>,
-    /// Its devices with default options (compute plug-ins).
+    /// Its devices, where they were listed ([`Environment::listed`]; compute plug-ins).
     pub devices: Vec<DeviceDescription>,
     /// Why it has no devices.
     pub no_devices: Option<String>,
@@ -161,7 +161,7 @@ pub struct Catalogue {
 pub(crate) fn discover(plugins: &Plugins, config_dir: &Path, environment: &Environment) -> Catalogue {
     let found = search::search(plugins, config_dir, environment);
     let timeout = Duration::from_millis(plugins.probe_timeout_ms.into());
-    let probed = probe_all(&found.candidates, environment.probe.as_deref(), timeout);
+    let probed = probe_all(&found.candidates, environment, timeout);
     let mut entries: Vec<Entry> = found
         .dead_ends
         .into_iter()
@@ -183,7 +183,8 @@ pub(crate) fn discover(plugins: &Plugins, config_dir: &Path, environment: &Envir
 type Probed = (Result<Report, String>, Duration);
 
 /// Probes all candidates, several at a time: each is mostly the start of a process.
-fn probe_all(candidates: &[Candidate], program: Option<&Path>, timeout: Duration) -> Vec<Probed> {
+fn probe_all(candidates: &[Candidate], environment: &Environment, timeout: Duration) -> Vec<Probed> {
+    let (program, listed) = (environment.probe.as_deref(), environment.listed.as_deref());
     let one = |candidate: &Candidate| {
         let start = Instant::now();
         let report = match (&candidate.refused, program) {
@@ -191,7 +192,7 @@ fn probe_all(candidates: &[Candidate], program: Option<&Path>, timeout: Duration
             (None, None) => Err("cannot be probed: there is no probe program (build `thermocline-probe`, \
                                  or name it in THERMOCLINE_PROBE)"
                 .into()),
-            (None, Some(program)) => probe::probe(program, &candidate.path, timeout),
+            (None, Some(program)) => probe::probe(program, &candidate.path, listed, timeout),
         };
         (report, start.elapsed())
     };

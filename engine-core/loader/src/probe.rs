@@ -17,7 +17,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The argument that makes a program a probe; the library's path follows, then the milliseconds that it may take.
+/// The argument that makes a program a probe; the library's path follows, then the milliseconds that it may take, then the
+/// plug-ins whose devices are listed, as JSON.
 pub const PROBE_ARGUMENT: &str = "--thermocline-probe-plugin";
 
 /// Starts the lines of the report, which a library's own output on stdout may surround.
@@ -49,8 +50,9 @@ pub fn probe_main_if_requested() {
     let limit = arguments.next().and_then(|limit| limit.to_str()?.parse::<u32>().ok()).unwrap_or(60_000);
     // SAFETY: sets a timer whose signal ends this process.
     unsafe { libc::alarm(limit.div_ceil(1000) + 1) };
+    let listed = arguments.next().and_then(|json| serde_json::from_str::<Listed>(json.to_str()?).ok()).flatten();
     say(&Line::Stage("while it was loaded".into()));
-    let line = match library::open(Path::new(&path)).and_then(|loaded| report(&loaded)) {
+    let line = match library::open(Path::new(&path)).and_then(|loaded| report(&loaded, listed.as_deref())) {
         Ok(report) => Line::Report(Box::new(report)),
         Err(reason) => Line::Refused(reason),
     };
@@ -90,15 +92,27 @@ fn say(line: &Line) {
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
 }
 
-fn report(loaded: &Loaded) -> Result<RawReport, String> {
+/// Compute plug-ins whose devices are listed, with their options; nothing for all of them.
+type Listed = Option<Vec<(String, OptionTable)>>;
+
+/// The options that a plug-in's devices are listed with; `None` where they are not.
+fn options_of(info: &str, listed: Option<&[(String, OptionTable)]>) -> Option<OptionTable> {
+    let Some(listed) = listed else { return Some(OptionTable::new()) };
+    let info = convert::info_from_json(info).ok()?;
+    listed.iter().find(|(name, _)| *name == info.name).map(|(_, options)| options.clone())
+}
+
+fn report(loaded: &Loaded, listed: Option<&[(String, OptionTable)]>) -> Result<RawReport, String> {
     let words = |what: &str, error: engine_core::Error| format!("fails to state its {what}: {error}");
     say(&Line::Stage("while it stated what it is".into()));
     let info = loaded.info_json().map_err(|error| words("name", error))?;
     let schema = loaded.schema_json().map_err(|error| words("options", error))?;
     let (mut devices, mut why_none) = (None, None);
-    if let Table::Compute(table) = &loaded.table {
+    if let Table::Compute(table) = &loaded.table
+        && let Some(options) = options_of(&info, listed)
+    {
         say(&Line::Stage("while it listed its devices".into()));
-        let list = adapter::devices(table, "it", &OptionTable::new());
+        let list = adapter::devices(table, "it", &options);
         if list.as_ref().is_ok_and(Vec::is_empty) {
             why_none = adapter::why_none(table, "it").ok();
         }
@@ -148,12 +162,20 @@ impl Report {
 }
 
 /// Probes a library; the error is a sentence that begins with a verb.
-pub(crate) fn probe(program: &Path, library: &Path, timeout: Duration) -> Result<Report, String> {
+pub(crate) fn probe(
+    program: &Path,
+    library: &Path,
+    listed: Option<&[(String, OptionTable)]>,
+    timeout: Duration,
+) -> Result<Report, String> {
+    let listed = serde_json::to_string(&listed)
+        .map_err(|error| format!("cannot be probed: its options are no JSON: {error}"))?;
     let deadline = Instant::now() + timeout;
     let mut child = Command::new(program)
         .arg(PROBE_ARGUMENT)
         .arg(library)
         .arg(timeout.as_millis().to_string())
+        .arg(listed)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

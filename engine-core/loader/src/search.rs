@@ -3,6 +3,7 @@
 use crate::error::Tried;
 use crate::manifest::{self, Manifest};
 use engine_core::config::Plugins;
+use engine_core::options::OptionTable;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::Metadata;
@@ -39,7 +40,7 @@ impl fmt::Display for Source {
 }
 
 /// What the search depends on besides the config.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Environment {
     /// Value of `THERMOCLINE_PLUGIN_PATH`: files and folders, separated by colons.
     pub plugin_path: Option<OsString>,
@@ -49,6 +50,9 @@ pub struct Environment {
     pub program_folder: Option<PathBuf>,
     /// The program that probes libraries; see [`crate::probe_main_if_requested`]. Without one, no library is loaded.
     pub probe: Option<PathBuf>,
+    /// The compute plug-ins whose devices are listed while they are probed, each with its options: opening a driver takes
+    /// time, and may go wrong. `None` lists those of all, with default options.
+    pub listed: Option<Vec<(String, OptionTable)>>,
 }
 
 impl Environment {
@@ -73,6 +77,7 @@ impl Environment {
             manifest_folders,
             probe: probe_program(program_folder.as_deref()),
             program_folder,
+            listed: None,
         }
     }
 }

@@ -19,6 +19,7 @@ fn catalogue(linked: bool) -> Catalogue {
         manifest_folders: Vec::new(),
         program_folder: Some(folder().to_owned()),
         probe: Some(executable().to_owned()),
+        ..Environment::default()
     };
     let mut catalogue = engine_loader::discover(&Plugins::default(), Path::new("."), &environment);
     if linked {

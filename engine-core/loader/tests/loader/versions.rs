@@ -96,6 +96,22 @@ impl ComputeModule for Linked {
 
 /// A library that the config names comes before what is linked in, whatever else was found to be no library.
 #[test]
+fn devices_are_listed_where_they_are_wanted_and_with_their_options() {
+    let named = crate::support::plugins(&[&fixture("fixture_compute")]);
+    let found = |listed| {
+        let environment = engine_loader::Environment { listed, ..crate::support::environment() };
+        let catalogue = engine_loader::discover(&named, std::path::Path::new("/"), &environment);
+        let entry = catalogue.find(PluginKind::Compute, "fixture").unwrap();
+        assert!(entry.no_devices.is_none(), "{entry:?}");
+        entry.devices.len()
+    };
+    let three = [("devices".to_owned(), 3.into())].into_iter().collect();
+    assert_eq!(found(None), 2);
+    assert_eq!(found(Some(vec![("other".into(), Default::default())])), 0);
+    assert_eq!(found(Some(vec![("fixture".into(), three)])), 3);
+}
+
+#[test]
 fn a_named_library_comes_before_what_is_linked_in() {
     let folder = folder();
     std::fs::write(folder.path().join("broken.toml"), "name = 3").unwrap();
