@@ -2,7 +2,7 @@
 //! out of the GGUF files that convert makes of them.
 
 use crate::architectures::{LIMIT, LIMIT_F16, distances, folder, follows, reference, scored};
-use crate::stack::{Outcome, Setup, ensure};
+use crate::stack::{Outcome, Setup, ensure, on_vulkan};
 use engine_core::DType;
 use engine_runtime::{Activations, SparsityChoice};
 use formats::GgufFile;
@@ -31,7 +31,15 @@ pub(crate) fn trials() -> Vec<Trial> {
             }
         }
     }
-    trials.push(Trial::test("experts::smallthinker::cpu::gate_first_is_dense", gate_first));
+    for name in FIXTURES {
+        let setup = Setup { context: 128, ..Setup::on("vulkan") };
+        trials.push(on_vulkan(format!("experts::{name}::vulkan::f16"), move || {
+            converted(setup, name, DType::F16, LIMIT_F16)
+        }));
+    }
+    trials.push(Trial::test("experts::smallthinker::cpu::gate_first_is_dense", || gate_first("cpu")));
+    let skipped = "experts::smallthinker::vulkan::gate_first_is_dense".into();
+    trials.push(on_vulkan(skipped, || gate_first("vulkan")));
     trials
 }
 
@@ -92,12 +100,12 @@ fn ways_agree(setup: Setup, name: &str) -> Outcome {
 }
 
 /// Experts whose gate is a ReLU can be skipped neuron by neuron.
-fn gate_first() -> Outcome {
+fn gate_first(device: &'static str) -> Outcome {
     let target = tempfile::tempdir()?;
     let path = target.path().join("model.gguf");
     convert("smallthinker", &path, DType::F16)?;
     let ids = reference("smallthinker")?.ids;
-    let setup = Setup { context: 128, ..Setup::on("cpu") };
+    let setup = Setup { context: 128, ..Setup::on(device) };
     let mut dense = setup.load(&path)?.session()?;
     let mut sparse = Setup { sparsity: SparsityChoice::GateFirst, ..setup }.load(&path)?.session()?;
     for id in ids {
