@@ -242,7 +242,7 @@ impl Planner for FakePlanner {
             let policy = budget.sparsity.and_then(|kind| profile.policy(kind));
             let sparsity = policy.unwrap_or(SparsityPolicy::Dense);
             let clusters = ClusterSet::all(profile.neurons);
-            LayerPlan { attention: 0, ffn: vec![FfnShare { device: 0, clusters, sparsity }] }
+            LayerPlan { attention: 0, ffn: vec![FfnShare { device: 0, clusters, sparsity }], prefill: None }
         };
         let mut plan = Plan {
             version: PLAN_VERSION,
@@ -254,6 +254,7 @@ impl Planner for FakePlanner {
             embedding: 0,
             layers: model.layers.iter().map(layer).collect(),
             fallbacks: vec![],
+            notes: vec![],
             predicted_seconds: 0.0,
         };
         (self.0)(&mut plan, budget);

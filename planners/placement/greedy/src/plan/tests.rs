@@ -13,7 +13,7 @@ fn layer(neurons: u32, frequency: Vec<f32>) -> LayerProfile {
         zero_below: true,
         predictor_bytes: 0,
         frequency,
-        calibrated: vec![],
+        ..LayerProfile::default()
     }
 }
 
@@ -24,6 +24,7 @@ fn model(layers: Vec<LayerProfile>) -> ModelProfile {
         embedding_bytes: 50,
         kv_bytes: 30,
         activation_bytes: 20,
+        divided_bytes: 0,
         layers,
     }
 }
@@ -34,8 +35,8 @@ fn device(name: &str, memory_bytes: u64, bandwidth: f64) -> DeviceProfile {
         memory_bytes,
         bandwidth,
         sync_seconds: 0.0,
-        unsupported: vec![],
         sparse: true,
+        ..DeviceProfile::default()
     }
 }
 
@@ -190,6 +191,7 @@ fn layers() -> impl Strategy<Value = LayerProfile> {
                     SparsityPolicy::Predictor { threshold: 0.5 },
                     SparsityPolicy::Threshold { threshold: 0.1 },
                 ],
+                ..LayerProfile::default()
             })
         },
     )
