@@ -5,8 +5,7 @@ use crate::RuntimeError;
 use crate::conversions::{Conversions, Use};
 use crate::graph::OnDevice;
 use crate::weight::Weight;
-use engine_core::backend::{DeviceDescription, ToleranceClass};
-use engine_core::operation::Accumulation;
+use engine_core::backend::DeviceDescription;
 use engine_core::planner::{Budget, Fallback, HardwareProfile, ModelProfile, Plan, SparsityPolicy};
 use engine_core::{ClusterSet, Error, Result};
 use formats::ModelDescription;
@@ -100,8 +99,9 @@ pub(crate) fn on_device(
     (conversions, resident): (Conversions, Option<u64>),
 ) -> crate::Result<OnDevice> {
     let longest = description.max_buffer_bytes; // files are viewed whole
-    let views =
-        description.imports_host_memory && resident.is_some_and(|bytes| longest == 0 || bytes <= longest);
+    // What compiles its weights into graphs holds them itself.
+    let views = description.imports_host_memory && !description.needs_constant_weights;
+    let views = views && resident.is_some_and(|bytes| longest == 0 || bytes <= longest);
     let mut held = Vec::with_capacity(plan.layers.len());
     for (layer, placed) in model.layers.iter().zip(&plan.layers) {
         let (ffn, neurons) = (&layer.ffn, u32::try_from(layer.ffn.n_ff).unwrap_or(u32::MAX));
@@ -113,16 +113,7 @@ pub(crate) fn on_device(
             false => Some(own.in_blocks(neuron_block(ffn), neurons)).filter(|own| own.len() < neurons),
         });
     }
-    let accumulation = accumulation(description);
-    Ok(OnDevice { conversions, row_alignment: description.alignment, accumulation, held })
-}
-
-/// The type in which a device sums products.
-pub(crate) fn accumulation(description: &DeviceDescription) -> Accumulation {
-    match description.tolerance {
-        ToleranceClass::F16 => Accumulation::F16,
-        _ => Accumulation::F32,
-    }
+    Ok(OnDevice { held, ..OnDevice::of(description, conversions) })
 }
 
 /// Whether a device can view every matrix of a network where the tier has it.

@@ -32,6 +32,8 @@ mod held;
 #[cfg(test)]
 mod held_tests;
 mod host_binding;
+#[cfg(test)]
+mod hybrid_tests;
 mod observe;
 mod options;
 mod planning;

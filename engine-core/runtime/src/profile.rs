@@ -3,7 +3,7 @@
 use crate::conversions::{Conversions, Use};
 use crate::engine::SCORE_ROWS;
 use crate::graph::{Graph, GraphOptions, OnDevice, body, step};
-use crate::held::{accumulation, neuron_block};
+use crate::held::neuron_block;
 use crate::options::EngineOptions;
 use crate::stages::Program;
 use crate::support::{condensed, denied, distinct};
@@ -311,8 +311,7 @@ pub(crate) fn hardware_profile(
         let description = backend.describe();
         add_device(&mut hash, name, description);
         let conversions = Conversions::of(&**backend, model, options.activations);
-        let accumulation = accumulation(description);
-        let on = [OnDevice { conversions, accumulation, ..OnDevice::plain(description.alignment) }];
+        let on = [OnDevice::of(description, conversions)];
         let with = GraphOptions { devices: &on, ..common };
         let graphs = [step(with)?, body(with, options.batch)?];
         let predicted = step(GraphOptions { plan: &asked, ..with }).ok();
@@ -388,7 +387,9 @@ fn memory_bytes(description: &DeviceDescription, resident: Option<u64>, weights:
         return u64::MAX;
     }
     let whole = description.max_buffer_bytes; // files are viewed whole
-    let views = resident.is_some_and(|len| description.imports_host_memory && (whole == 0 || len <= whole));
+    // What compiles its weights into graphs holds them itself.
+    let views = description.imports_host_memory && !description.needs_constant_weights;
+    let views = views && resident.is_some_and(|len| whole == 0 || len <= whole);
     if !views {
         return limit;
     }

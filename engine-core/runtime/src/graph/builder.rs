@@ -193,7 +193,7 @@ impl<'a> Builder<'a> {
         let conversions = &self.device.conversions;
         let quantised = weights.iter().all(|tensor| conversions.target(purpose, tensor.dtype).is_quantised());
         match self.options.activations {
-            Activations::Int8 if quantised => Quantization::Int8Blocks,
+            Activations::Int8 if quantised && self.device.quantises => Quantization::Int8Blocks,
             _ => Quantization::None,
         }
     }

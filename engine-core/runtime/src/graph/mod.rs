@@ -18,7 +18,7 @@ use crate::options::Activations;
 use crate::weight::Weight;
 use crate::{Result, RuntimeError};
 use builder::Builder;
-use engine_core::backend::{BufferId, BufferView};
+use engine_core::backend::{BufferId, BufferView, DeviceDescription, ToleranceClass};
 use engine_core::operation::{Accumulation, OperationKind, OperationList, SlotId};
 use engine_core::planner::{FfnShare, LayerPlan, PrefillShare, SparsityPolicy};
 use engine_core::{ClusterRange, ClusterSet};
@@ -50,17 +50,33 @@ pub(crate) struct OnDevice {
     pub(crate) row_alignment: u64,
     /// The type in which it sums.
     pub(crate) accumulation: Accumulation,
+    /// Whether activations are quantised for it, where that was asked for.
+    pub(crate) quantises: bool,
     /// Per layer: the neurons whose weights it is given, where these are not all; may be shorter than the layers.
     pub(crate) held: Vec<Option<ClusterSet>>,
 }
 
 impl OnDevice {
+    /// A device of this numeric class that takes every weight whole.
+    pub(crate) fn of(description: &DeviceDescription, conversions: Conversions) -> OnDevice {
+        let f16 = description.tolerance == ToleranceClass::F16;
+        OnDevice {
+            conversions,
+            row_alignment: description.alignment,
+            accumulation: if f16 { Accumulation::F16 } else { Accumulation::F32 },
+            // What multiplies f16 takes activations as they are: rounding them to 8 bits first gains nothing there.
+            quantises: !f16,
+            held: Vec::new(),
+        }
+    }
+
     /// A device that takes every weight whole and as it is stored.
     pub(crate) fn plain(row_alignment: u64) -> OnDevice {
         OnDevice {
             conversions: Conversions::default(),
             row_alignment,
             accumulation: Accumulation::F32,
+            quantises: true,
             held: Vec::new(),
         }
     }
