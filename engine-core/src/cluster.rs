@@ -106,6 +106,48 @@ impl ClusterSet {
         self.ranges.last().map_or(0, |r| r.end)
     }
 
+    /// The neurons that are in one of the two sets.
+    pub fn union(&self, other: &ClusterSet) -> ClusterSet {
+        let mut ranges: Vec<ClusterRange> = self.ranges.iter().chain(&other.ranges).copied().collect();
+        ranges.sort();
+        let mut joined: Vec<ClusterRange> = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            match joined.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => joined.push(range),
+            }
+        }
+        ClusterSet { ranges: joined }
+    }
+
+    /// The set with every range made to begin and end at multiples of `block` (the last at most at `neurons`).
+    pub fn in_blocks(&self, block: u32, neurons: u32) -> ClusterSet {
+        let block = block.max(1);
+        let widen = |range: &ClusterRange| ClusterRange {
+            start: range.start - range.start % block,
+            end: range.end.checked_next_multiple_of(block).unwrap_or(neurons).min(neurons),
+        };
+        ClusterSet { ranges: self.ranges.iter().map(widen).collect() }.union(&ClusterSet::default())
+    }
+
+    /// The ranges of `part` counted within this set, its neurons numbered from 0 without gaps; `None` where one of them is
+    /// not in the set.
+    pub fn within(&self, part: &ClusterSet) -> Option<Vec<ClusterRange>> {
+        let mut found: Vec<ClusterRange> = Vec::with_capacity(part.ranges.len());
+        for range in &part.ranges {
+            let after = self.ranges.partition_point(|own| own.start <= range.start);
+            let own = self.ranges[..after].last().filter(|own| range.end <= own.end)?;
+            let before: u32 = self.ranges[..after - 1].iter().map(ClusterRange::len).sum();
+            let start = before + range.start - own.start;
+            match found.last_mut() {
+                // What a gap kept apart may touch now.
+                Some(last) if last.end == start => last.end = start + range.len(),
+                _ => found.push(ClusterRange::new(start, start + range.len())),
+            }
+        }
+        Some(found)
+    }
+
     /// The neurons below `neurons` that are not in the set.
     pub fn complement(&self, neurons: u32) -> ClusterSet {
         let mut rest = Vec::new();
@@ -147,6 +189,13 @@ mod tests {
         assert_eq!(set.complement(4).ranges(), &[] as &[ClusterRange]);
         assert_eq!(ClusterSet::all(4).complement(4), ClusterSet::default());
         assert_eq!(set.neurons().count(), 6);
+        let other = ClusterSet::from_ranges(vec![r(4, 8), r(20, 21)]).unwrap();
+        assert_eq!(set.union(&other).ranges(), &[r(0, 9), r(20, 21)]);
+        assert_eq!(other.in_blocks(8, 22).ranges(), &[r(0, 8), r(16, 22)]);
+        let part = ClusterSet::from_ranges(vec![r(3, 5), r(8, 9)]).unwrap();
+        assert_eq!(set.within(&part), Some(vec![r(3, 6)]));
+        assert_eq!(set.within(&other), None);
+        assert_eq!(set.within(&set), Some(vec![r(0, 6)]));
         assert!(ClusterSet::from_ranges(vec![r(0, 3), r(2, 5)]).is_err());
         assert!(ClusterSet::from_ranges(vec![r(3, 2)]).is_err());
     }

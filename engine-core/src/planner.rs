@@ -2,10 +2,11 @@
 
 use crate::{ClusterSet, Error, Result};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// What a planner knows of a model. Bytes are those of the tensors as stored.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelProfile {
     /// For people.
     pub name: String,
@@ -17,12 +18,16 @@ pub struct ModelProfile {
     pub kv_bytes: u64,
     /// Activations, logits and scratch on the device that runs attention.
     pub activation_bytes: u64,
+    /// What each device needs for one layer that is divided between devices, beside the weights: lists of their own
+    /// have scratch memory of their own.
+    #[serde(default)]
+    pub divided_bytes: u64,
     /// Layers in order.
     pub layers: Vec<LayerProfile>,
 }
 
 /// What a planner knows of one layer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerProfile {
     /// Attention and norm weights.
     pub attention_bytes: u64,
@@ -39,6 +44,13 @@ pub struct LayerProfile {
     /// The policies with numbers that the model offers for it, at most one of a kind.
     #[serde(default)]
     pub calibrated: Vec<SparsityPolicy>,
+    /// Whether its neurons must be on one device: those of a mixture of experts.
+    #[serde(default)]
+    pub whole: bool,
+    /// Neurons that are stored in one block (of a quantised `down` by output): ranges that begin and end at multiples of
+    /// it can be held alone. 0 is as 1.
+    #[serde(default)]
+    pub block: u32,
 }
 
 impl LayerProfile {
@@ -52,8 +64,19 @@ impl LayerProfile {
     }
 }
 
+/// A part of a layer that a device may run where it cannot run the whole model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Part {
+    /// The products before and behind attention: queries, keys, values and output.
+    Projections,
+    /// The feed-forward network, dense, over ranges of its neurons.
+    Ffn,
+}
+
 /// What a planner knows of one device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceProfile {
     /// Name, as in the config.
     pub name: String,
@@ -67,10 +90,25 @@ pub struct DeviceProfile {
     pub unsupported: Vec<String>,
     /// Whether it runs sparse FFN selections.
     pub sparse: bool,
+    /// Where it cannot run all: the parts that it can run all the same.
+    #[serde(default)]
+    pub parts: Vec<Part>,
+}
+
+impl DeviceProfile {
+    /// Whether it can run every operation of the model.
+    pub fn runs_all(&self) -> bool {
+        self.unsupported.is_empty()
+    }
+
+    /// Whether it can run a part.
+    pub fn runs(&self, part: Part) -> bool {
+        self.runs_all() || self.parts.contains(&part)
+    }
 }
 
 /// What a planner knows of the hardware.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HardwareProfile {
     /// Hash of what identifies it; copied into the plan.
     pub hash: String,
@@ -87,6 +125,15 @@ pub struct Budget {
     pub strict: bool,
     /// The kind of sparsity policy asked for; `None` lets the planner choose.
     pub sparsity: Option<SparsityKind>,
+    /// Greatest share of every layer's neurons on devices before the last; `None` is as many as their memory holds.
+    #[serde(default)]
+    pub hot: Option<f64>,
+    /// Name of the device that is to have embedding, attention and KV cache while text is generated.
+    #[serde(default)]
+    pub attention: Option<String>,
+    /// Name of the device that is to run as much as it can of batches of tokens.
+    #[serde(default)]
+    pub prefill: Option<String>,
 }
 
 /// How cold neurons of a layer are skipped.
@@ -196,6 +243,58 @@ pub struct LayerPlan {
     pub attention: u32,
     /// Shares that together hold every neuron once.
     pub ffn: Vec<FfnShare>,
+    /// Where batches of tokens run, where that is elsewhere than a single token does. A plan with one requires
+    /// [`FEATURE_PREFILL`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<PrefillPlan>,
+}
+
+/// Where one layer runs for batches of tokens; devices are indices into [`Plan::devices`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PrefillPlan {
+    /// The device with norms, attention and the KV cache that a batch writes. Where it is not that of single tokens, the
+    /// cache is exported and imported between the two.
+    pub attention: u32,
+    /// The device with the products before and behind attention.
+    pub projections: u32,
+    /// Shares that together hold every neuron once, dense: with many tokens whole tiles are faster than skipping.
+    pub ffn: Vec<PrefillShare>,
+}
+
+/// The part of one FFN that one device runs for batches.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PrefillShare {
+    /// Index into [`Plan::devices`].
+    pub device: u32,
+    /// Its neurons.
+    pub clusters: ClusterSet,
+}
+
+impl LayerPlan {
+    /// Every device that has a part of the layer, each once, ascending.
+    pub fn devices(&self) -> BTreeSet<u32> {
+        let shares = self.ffn.iter().filter(|share| !share.clusters.is_empty()).map(|share| share.device);
+        let prefill = self.prefill.iter().flat_map(|prefill| {
+            let shares = prefill.ffn.iter().filter(|share| !share.clusters.is_empty());
+            shares.map(|share| share.device).chain([prefill.attention, prefill.projections])
+        });
+        shares.chain(prefill).chain([self.attention]).collect()
+    }
+
+    /// The neurons that a device needs of the layer, for single tokens and for batches.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where shares overlap.
+    pub fn neurons_of(&self, device: u32) -> Result<ClusterSet> {
+        let of = |sets: Vec<&ClusterSet>| {
+            ClusterSet::from_ranges(sets.into_iter().flat_map(|set| set.ranges().iter().copied()).collect())
+        };
+        let single = self.ffn.iter().filter(|share| share.device == device).map(|share| &share.clusters);
+        let batch = self.prefill.iter().flat_map(|prefill| &prefill.ffn);
+        let batch = batch.filter(|share| share.device == device).map(|share| &share.clusters);
+        let (single, batch) = (of(single.collect())?, of(batch.collect())?);
+        Ok(single.union(&batch))
+    }
 }
 
 /// Something that runs elsewhere or otherwise than was asked for, and why. An error under `strict = true`.
@@ -239,15 +338,21 @@ pub struct Plan {
     pub layers: Vec<LayerPlan>,
     /// What did not go as asked.
     pub fallbacks: Vec<Fallback>,
+    /// What a person should know of it, though it is as asked: a sentence each.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// Seconds per token by the planner's own model; 0 where it has none.
     pub predicted_seconds: f64,
 }
 
-/// Version of the plan schema.
-pub const PLAN_VERSION: u32 = 1;
+/// Version of the plan schema. Version 1 had no placement of batches and no notes; such plans are read as plans without.
+pub const PLAN_VERSION: u32 = 2;
+
+/// The feature that a plan with a [`PrefillPlan`] requires.
+pub const FEATURE_PREFILL: &str = "prefill";
 
 /// Features that plans may require of this version.
-const KNOWN_FEATURES: &[&str] = &[];
+const KNOWN_FEATURES: &[&str] = &[FEATURE_PREFILL];
 
 impl Plan {
     /// Checks that a plan is one that this version understands, for this model, placing every neuron exactly once on a
@@ -277,15 +382,25 @@ impl Plan {
             if !exists(layer.attention) || layer.ffn.iter().any(|share| !exists(share.device)) {
                 return fail(format!("layer {index} names a device that does not exist"));
             }
-            let ranges = layer.ffn.iter().flat_map(|share| share.clusters.ranges().iter().copied()).collect();
-            let all = ClusterSet::from_ranges(ranges).map_err(|e| {
-                Error::invalid(format!("plan by `{}`: layer {index}: {}", self.planner, e.detail()))
-            })?;
-            if all != ClusterSet::all(profile.neurons) {
-                return fail(format!(
-                    "layer {index} does not place each of its {} neurons once",
-                    profile.neurons
-                ));
+            self.once(index, profile.neurons, layer.ffn.iter().map(|share| &share.clusters), "")?;
+            if let Some(prefill) = &layer.prefill {
+                let mut named = prefill.ffn.iter().map(|share| share.device);
+                if !named.all(exists) || !exists(prefill.attention) || !exists(prefill.projections) {
+                    return fail(format!("layer {index} names a device for batches that does not exist"));
+                }
+                if !self.requires.iter().any(|feature| feature == FEATURE_PREFILL) {
+                    return fail(format!(
+                        "layer {index} says where batches run, but the plan does not require `{FEATURE_PREFILL}`"
+                    ));
+                }
+                let shares = prefill.ffn.iter().map(|share| &share.clusters);
+                self.once(index, profile.neurons, shares, " for batches")?;
+            }
+            let divided = |sets: usize| profile.whole && sets > 1;
+            let sets = layer.ffn.iter().filter(|share| !share.clusters.is_empty()).count();
+            let batch = layer.prefill.iter().flat_map(|prefill| &prefill.ffn);
+            if divided(sets) || divided(batch.filter(|share| !share.clusters.is_empty()).count()) {
+                return fail(format!("layer {index} is a mixture of experts, which is not divided"));
             }
             let inexact = |s: &FfnShare| s.sparsity == SparsityPolicy::GateFirst && !profile.zero_below;
             if layer.ffn.iter().any(inexact) {
@@ -297,18 +412,58 @@ impl Plan {
         Ok(())
     }
 
+    /// Checks that shares hold every neuron of a layer once.
+    fn once<'a>(
+        &self,
+        index: usize,
+        neurons: u32,
+        shares: impl Iterator<Item = &'a ClusterSet>,
+        what: &str,
+    ) -> Result<()> {
+        let ranges = shares.flat_map(|clusters| clusters.ranges().iter().copied()).collect();
+        let fail = |problem: String| {
+            Err(Error::invalid(format!("plan by `{}`: layer {index}{what}: {problem}", self.planner)))
+        };
+        match ClusterSet::from_ranges(ranges) {
+            Ok(all) if all == ClusterSet::all(neurons) => Ok(()),
+            Ok(_) => fail(format!("it does not place each of its {neurons} neurons once")),
+            Err(error) => fail(error.detail()),
+        }
+    }
+
+    /// Indices of the devices that have a part of the model, ascending.
+    pub fn used_devices(&self) -> BTreeSet<u32> {
+        self.layers.iter().flat_map(LayerPlan::devices).chain([self.embedding]).collect()
+    }
+
     /// As JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
     }
 
-    /// From JSON; [`Plan::validate`] is still to be called.
+    /// From JSON, an older version's brought to this one; [`Plan::validate`] is still to be called.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where the text is no plan.
+    /// [`Error::InvalidArgument`] where the text is no plan, or one of a version that this program does not know.
     pub fn from_json(text: &str) -> Result<Plan> {
-        serde_json::from_str(text).map_err(|error| Error::invalid(format!("the plan is malformed: {error}")))
+        let malformed = |error| Error::invalid(format!("the plan is malformed: {error}"));
+        // The version first: what else a later one says, this program cannot judge.
+        let About { version } = serde_json::from_str(text).map_err(malformed)?;
+        if !(1..=PLAN_VERSION).contains(&version) {
+            return Err(Error::invalid(format!(
+                "the plan has version {version}, this program understands 1 to {PLAN_VERSION}"
+            )));
+        }
+        let plan: Plan = serde_json::from_str(text).map_err(malformed)?;
+        // What version 2 added may be absent: no more is to be done.
+        Ok(Plan { version: PLAN_VERSION, ..plan })
     }
+}
+
+/// What every version of a plan says of itself.
+#[derive(Deserialize)]
+struct About {
+    version: u32,
 }
 
 /// Decides placements. May be called from any thread; the same question gets the same answer.
@@ -318,4 +473,90 @@ pub trait Planner: Send + Sync {
     /// # Errors
     /// [`Infeasible`](crate::Error::Infeasible) with the smallest budget that would work.
     fn plan(&self, model: &ModelProfile, hardware: &HardwareProfile, budget: &Budget) -> Result<Plan>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> ModelProfile {
+        let layer = LayerProfile { neurons: 8, neuron_bytes: 1, ..LayerProfile::default() };
+        ModelProfile { hash: "m".into(), layers: vec![layer], ..ModelProfile::default() }
+    }
+
+    fn set(start: u32, end: u32) -> ClusterSet {
+        ClusterSet::from_ranges(vec![crate::ClusterRange::new(start, end)]).unwrap()
+    }
+
+    fn plan() -> Plan {
+        let share = |device, start, end| FfnShare {
+            device,
+            clusters: set(start, end),
+            sparsity: SparsityPolicy::Dense,
+        };
+        Plan {
+            version: PLAN_VERSION,
+            requires: vec![],
+            model_hash: "m".into(),
+            hardware_hash: "h".into(),
+            planner: "p".into(),
+            devices: vec!["a".into(), "b".into()],
+            embedding: 0,
+            layers: vec![LayerPlan {
+                attention: 0,
+                ffn: vec![share(1, 0, 3), share(0, 3, 8)],
+                prefill: None,
+            }],
+            fallbacks: vec![],
+            notes: vec![],
+            predicted_seconds: 0.0,
+        }
+    }
+
+    /// The text of a plan as version 1 wrote it.
+    const VERSION_1: &str = r#"{"version":1,"model_hash":"m","hardware_hash":"h","planner":"p","devices":["a","b"],
+        "embedding":0,"layers":[{"attention":0,"ffn":[
+            {"device":1,"clusters":[{"start":0,"end":3}],"sparsity":{"policy":"dense"}},
+            {"device":0,"clusters":[{"start":3,"end":8}],"sparsity":{"policy":"dense"}}]}],
+        "fallbacks":[],"predicted_seconds":0.0}"#;
+
+    #[test]
+    fn an_older_plan_is_read_and_a_newer_one_refused() {
+        assert_eq!(Plan::from_json(VERSION_1).unwrap(), plan());
+        assert_eq!(Plan::from_json(&plan().to_json()).unwrap(), plan());
+        let newer = VERSION_1.replace("\"version\":1", "\"version\":3, \"layers\":7");
+        let error = Plan::from_json(&newer).unwrap_err().detail();
+        assert!(error.contains("version 3") && error.contains("1 to 2"), "{error}");
+        assert!(Plan::from_json(&VERSION_1.replace("\"version\":1", "\"version\":0")).is_err());
+    }
+
+    #[test]
+    fn a_placement_of_batches_is_required_and_complete() {
+        let mut plan = plan();
+        plan.layers[0].prefill = Some(PrefillPlan {
+            attention: 1,
+            projections: 1,
+            ffn: vec![PrefillShare { device: 1, clusters: set(0, 8) }],
+        });
+        let error = plan.validate(&model()).unwrap_err().detail();
+        assert!(error.contains("does not require `prefill`"), "{error}");
+        plan.requires.push(FEATURE_PREFILL.into());
+        plan.validate(&model()).unwrap();
+        assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
+        assert_eq!(plan.layers[0].neurons_of(1).unwrap(), set(0, 8));
+        assert_eq!(plan.layers[0].neurons_of(0).unwrap(), set(3, 8));
+        assert_eq!(plan.used_devices().len(), 2);
+        plan.layers[0].prefill.as_mut().unwrap().ffn[0].clusters = set(0, 7);
+        let error = plan.validate(&model()).unwrap_err().detail();
+        assert!(error.contains("layer 0 for batches") && error.contains("8 neurons once"), "{error}");
+        plan.requires.push("telepathy".into());
+        assert!(plan.validate(&model()).unwrap_err().detail().contains("telepathy"));
+    }
+
+    #[test]
+    fn a_mixture_is_not_divided() {
+        let mut model = model();
+        model.layers[0].whole = true;
+        assert!(plan().validate(&model).unwrap_err().detail().contains("mixture"));
+    }
 }

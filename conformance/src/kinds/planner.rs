@@ -30,7 +30,7 @@ fn model(layers: u32, zero_below: bool) -> ModelProfile {
         zero_below,
         predictor_bytes: 0,
         frequency: (0..40 + i).map(|n| 1.0 / (1.0 + n as f32)).collect(),
-        calibrated: vec![],
+        ..LayerProfile::default()
     };
     ModelProfile {
         name: "a model".into(),
@@ -38,6 +38,7 @@ fn model(layers: u32, zero_below: bool) -> ModelProfile {
         embedding_bytes: 5000,
         kv_bytes: 400,
         activation_bytes: 100,
+        divided_bytes: 10,
         layers: (0..layers).map(layer).collect(),
     }
 }
@@ -48,8 +49,8 @@ fn device(name: &str, memory_bytes: u64, bandwidth: f64) -> DeviceProfile {
         memory_bytes,
         bandwidth,
         sync_seconds: 1e-5,
-        unsupported: Vec::new(),
         sparse: true,
+        ..DeviceProfile::default()
     }
 }
 

@@ -45,7 +45,7 @@ impl Running {
         };
         let engine = Engine::load_file(&file, opened.stack, options)?;
         drop(progress);
-        let notes = engine.backend().describe().notes.clone();
+        let notes = engine.device_notes();
         let placed = Placed::new(engine.plan().clone(), notes, opened.plugins, opened.fallbacks);
         let strict = settings.config.general.strict;
         let running = Running { engine, file, tokenizer: OnceLock::new(), tokenizer_options, strict, placed };
@@ -70,8 +70,8 @@ impl Running {
         let names: Vec<String> =
             self.placed.plugins.iter().map(|plugin| format!("{} {}", plugin.kind, plugin.name)).collect();
         tracing::info!("plug-ins: {}", names.join(", "));
-        for note in &self.engine.backend().describe().notes {
-            tracing::debug!("{}: {note}", self.engine.device());
+        for note in self.engine.device_notes() {
+            tracing::debug!("{}: {note}", self.engine.device_names().join(", "));
         }
     }
 

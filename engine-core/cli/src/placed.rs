@@ -76,6 +76,9 @@ impl Placed {
         for fallback in &self.fallbacks {
             text.push_str(&format!("fallback: {fallback}\n"));
         }
+        for note in &self.plan.notes {
+            text.push_str(&format!("note: {note}\n"));
+        }
         text
     }
 }

@@ -1,7 +1,7 @@
 //! What runs where, and why not elsewhere: the plan as a table for people and as JSON.
 
 use crate::output;
-use engine_core::planner::{Fallback, FfnShare, LayerPlan, Plan};
+use engine_core::planner::{Fallback, FfnShare, LayerPlan, Plan, PrefillPlan, PrefillShare};
 use serde_json::{Value, json};
 
 /// Layers in a row that are placed alike.
@@ -64,8 +64,27 @@ pub(crate) fn table(plan: &Plan) -> String {
             let how = format!("{} neurons, {}", neurons(share), share.sparsity);
             rows.push(vec![format!("{name} ffn"), device(plan, share.device).into(), how]);
         }
+        if let Some(prefill) = &group.layer.prefill {
+            rows.extend(prefill_rows(plan, &name, prefill));
+        }
     }
     output::table(&["what", "device", "how"], &rows)
+}
+
+/// Where batches of tokens run, where that is elsewhere.
+fn prefill_rows(plan: &Plan, name: &str, prefill: &PrefillPlan) -> Vec<Vec<String>> {
+    let row = |what: &str, at: u32, how: String| {
+        vec![format!("{name} {what}, batches"), device(plan, at).to_owned(), how]
+    };
+    let mut rows = vec![row("attention", prefill.attention, String::new())];
+    if prefill.projections != prefill.attention {
+        rows.push(row("projections", prefill.projections, String::new()));
+    }
+    let shares = prefill.ffn.iter().filter(|share| !share.clusters.is_empty());
+    rows.extend(
+        shares.map(|share| row("ffn", share.device, format!("{} neurons, dense", share.clusters.len()))),
+    );
+    rows
 }
 
 /// The plan for programs, layers that are alike in one entry.
@@ -78,6 +97,20 @@ pub(crate) fn json(plan: &Plan, fallbacks: &[Fallback]) -> Value {
             "sparsity": share.sparsity,
         })
     };
+    let prefill = |prefill: &PrefillPlan| {
+        let share = |share: &PrefillShare| {
+            json!({
+                "device": device(plan, share.device),
+                "neurons": share.clusters.len(),
+                "ranges": share.clusters.ranges().iter().map(|r| json!([r.start, r.end])).collect::<Vec<_>>(),
+            })
+        };
+        json!({
+            "attention": device(plan, prefill.attention),
+            "projections": device(plan, prefill.projections),
+            "ffn": prefill.ffn.iter().map(share).collect::<Vec<_>>(),
+        })
+    };
     let layers: Vec<Value> = groups(plan)
         .iter()
         .map(|group| {
@@ -86,6 +119,7 @@ pub(crate) fn json(plan: &Plan, fallbacks: &[Fallback]) -> Value {
                 "last": group.last,
                 "attention": device(plan, group.layer.attention),
                 "ffn": group.layer.ffn.iter().map(share).collect::<Vec<_>>(),
+                "prefill": group.layer.prefill.as_ref().map(prefill),
             })
         })
         .collect();
@@ -95,6 +129,7 @@ pub(crate) fn json(plan: &Plan, fallbacks: &[Fallback]) -> Value {
         "embedding": device(plan, plan.embedding),
         "layers": layers,
         "fallbacks": fallbacks,
+        "notes": plan.notes,
         "predicted_seconds": plan.predicted_seconds,
         "model_hash": plan.model_hash,
         "hardware_hash": plan.hardware_hash,
@@ -104,7 +139,7 @@ pub(crate) fn json(plan: &Plan, fallbacks: &[Fallback]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine_core::planner::{PLAN_VERSION, SparsityPolicy};
+    use engine_core::planner::{FEATURE_PREFILL, PLAN_VERSION, SparsityPolicy};
     use engine_core::{ClusterRange, ClusterSet};
 
     fn plan() -> Plan {
@@ -113,14 +148,20 @@ mod tests {
             clusters: ClusterSet::from_ranges(vec![ClusterRange::new(start, end)]).unwrap(),
             sparsity,
         };
-        let plain = LayerPlan { attention: 0, ffn: vec![share(0, 0, 64, SparsityPolicy::GateFirst)] };
+        let plain =
+            LayerPlan { attention: 0, ffn: vec![share(0, 0, 64, SparsityPolicy::GateFirst)], prefill: None };
         let split = LayerPlan {
             attention: 1,
             ffn: vec![share(1, 0, 16, SparsityPolicy::Dense), share(0, 16, 64, SparsityPolicy::GateFirst)],
+            prefill: Some(PrefillPlan {
+                attention: 1,
+                projections: 1,
+                ffn: vec![PrefillShare { device: 1, clusters: ClusterSet::all(64) }],
+            }),
         };
         Plan {
             version: PLAN_VERSION,
-            requires: vec![],
+            requires: vec![FEATURE_PREFILL.into()],
             model_hash: "m".into(),
             hardware_hash: "h".into(),
             planner: "greedy".into(),
@@ -128,6 +169,7 @@ mod tests {
             embedding: 0,
             layers: vec![split, plain.clone(), plain],
             fallbacks: vec![],
+            notes: vec![],
             predicted_seconds: 0.0,
         }
     }
@@ -135,13 +177,15 @@ mod tests {
     #[test]
     fn as_a_table() {
         insta::assert_snapshot!(table(&plan()), @r"
-        what               device    how
-        embedding, head    cpu
-        blk.0 attention    vulkan:0
-        blk.0 ffn          vulkan:0  16 neurons, dense
-        blk.0 ffn          cpu       48 neurons, gate-first
-        blk.1-2 attention  cpu
-        blk.1-2 ffn        cpu       64 neurons, gate-first
+        what                      device    how
+        embedding, head           cpu
+        blk.0 attention           vulkan:0
+        blk.0 ffn                 vulkan:0  16 neurons, dense
+        blk.0 ffn                 cpu       48 neurons, gate-first
+        blk.0 attention, batches  vulkan:0
+        blk.0 ffn, batches        vulkan:0  64 neurons, dense
+        blk.1-2 attention         cpu
+        blk.1-2 ffn               cpu       64 neurons, gate-first
         ");
     }
 
@@ -150,6 +194,7 @@ mod tests {
         let value = json(&plan(), &[]);
         assert_eq!(value["layers"].as_array().unwrap().len(), 2);
         assert_eq!(value["layers"][0]["ffn"][1]["ranges"], json!([[16, 64]]));
-        assert_eq!(value["layers"][1]["last"], 2);
+        assert_eq!(value["layers"][0]["prefill"]["attention"], "vulkan:0");
+        assert_eq!((&value["layers"][1]["last"], &value["layers"][1]["prefill"]), (&json!(2), &Value::Null));
     }
 }

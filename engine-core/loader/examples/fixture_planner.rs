@@ -36,7 +36,7 @@ impl Planner for First {
             let asked = budget.sparsity.and_then(|kind| profile.policy(kind));
             let sparsity = asked.unwrap_or(SparsityPolicy::Dense);
             let clusters = ClusterSet::all(profile.neurons);
-            LayerPlan { attention: 0, ffn: vec![FfnShare { device: 0, clusters, sparsity }] }
+            LayerPlan { attention: 0, ffn: vec![FfnShare { device: 0, clusters, sparsity }], prefill: None }
         };
         Ok(Plan {
             version: PLAN_VERSION,
@@ -48,6 +48,7 @@ impl Planner for First {
             embedding: 0,
             layers: model.layers.iter().map(layer).collect(),
             fallbacks: vec![],
+            notes: vec![],
             predicted_seconds: model.layers.iter().flat_map(|l| &l.frequency).map(|f| f64::from(*f)).sum(),
         })
     }

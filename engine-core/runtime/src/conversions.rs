@@ -1,7 +1,7 @@
 //! Which weight types a device has no kernels for, and what it gets instead.
 
 use crate::options::Activations;
-use engine_core::backend::{BufferId, BufferView};
+use engine_core::backend::{BufferId, BufferView, ToleranceClass};
 use engine_core::operation::{
     Accumulation, Activation, Arithmetic, DownLayout, Ffn, OperationKind, OperationList, Quantization,
     Selection, SlotRole,
@@ -41,6 +41,11 @@ impl Conversions {
         model: &ModelDescription,
         activations: Activations,
     ) -> Conversions {
+        // As the lists for such a device have it.
+        let activations = match backend.describe().tolerance {
+            ToleranceClass::F16 => Activations::F32,
+            _ => activations,
+        };
         let takes = |purpose, dtype: DType| {
             let list = question(model, purpose, dtype, activations);
             list.is_ok_and(|list| backend.supports(&list, 0).is_yes())

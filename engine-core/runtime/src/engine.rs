@@ -1,20 +1,20 @@
-//! A model that is ready to run: planned, its weights on the device, its lists prepared.
+//! A model that is ready to run: planned, its weights on their devices, its lists prepared.
 
 use crate::conversions::Conversions;
-use crate::graph::{Graph, body, head, observed, step};
+use crate::graph::{Graph, OnDevice, body, head, observed, step};
 use crate::observe::Wanted;
 use crate::options::EngineOptions;
-use crate::planning::{Graphs, Planned};
+use crate::planning::{Graphs, Planned, notes, used};
 use crate::profile::Sizes;
-use crate::resource::Executable;
-use crate::support::denied;
+use crate::stages::kv::Move;
+use crate::stages::{Named, Prepared, Program, named};
 use crate::weights::Weights;
 use crate::{Result, RuntimeError, Session};
 use engine_core::cache::Region;
 use engine_core::planner::{ModelProfile, Plan};
 use engine_core::{CachePolicy, ComputeBackend, Planner, StorageTier};
 use formats::{GgufFile, ModelDescription};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -34,14 +34,22 @@ pub struct Stack {
 /// Where a model would run: the answer of [`Engine::plan_file`].
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// The plan; the device can run it.
+    /// The plan; its devices can run it.
     pub plan: Plan,
-    /// Name (in the config) of the device that would run the model.
-    pub device: String,
-    /// Choices that the device made, a sentence each.
+    /// Names (in the config) of the devices that would have a part of the model, the one with embedding and head first.
+    pub devices: Vec<String>,
+    /// Choices that these made, a sentence each; behind the device's name where there are several.
     pub device_notes: Vec<String>,
     /// Positions of a session's KV cache.
     pub context: u32,
+}
+
+impl Placement {
+    pub(crate) fn of(planned: Planned) -> Placement {
+        let devices = planned.used().into_iter().map(|device| device.name.clone()).collect();
+        let device_notes = planned.notes();
+        Placement { devices, device_notes, plan: planned.plan, context: planned.context }
+    }
 }
 
 /// A model, ready to run. Clones are the same engine; sessions keep it alive.
@@ -50,28 +58,24 @@ pub struct Engine {
     inner: Arc<Inner>,
 }
 
-/// A list with its executable.
-pub(crate) struct Prepared {
-    pub(crate) executable: Executable,
-    pub(crate) graph: Graph,
-}
-
 struct Inner {
     // Executables hold weights as constants, so they are declared (and dropped) before them.
     step: Prepared,
     body: Prepared,
     head: Prepared,
     score: Mutex<Option<Arc<Prepared>>>,
+    /// Moves of the KV cache between devices, prepared when they are first needed.
+    moves: Mutex<HashMap<Move, Arc<Prepared>>>,
     weights: Weights,
     // The policy is kept although nothing is ever evicted: a model that is resident needs no decisions.
     _cache: Mutex<Box<dyn CachePolicy>>,
     model: ModelDescription,
     plan: Plan,
     options: EngineOptions,
-    conversions: Conversions,
     context: u32,
-    device: String,
-    backend: Arc<dyn ComputeBackend>,
+    /// The plan's, in its order.
+    devices: Vec<Named>,
+    on: Vec<OnDevice>,
     storage: Arc<dyn StorageTier>,
     load_seconds: f64,
 }
@@ -95,10 +99,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::load`], but for what only shows when weights are brought to a device.
     pub fn plan_file(file: &GgufFile, stack: &Stack, options: EngineOptions) -> Result<Placement> {
-        let planned = Planned::new(file, stack, options)?;
-        let (device, backend) = &stack.compute[planned.at];
-        let device_notes = backend.describe().notes.clone();
-        Ok(Placement { device: device.clone(), device_notes, plan: planned.plan, context: planned.context })
+        Ok(Placement::of(Planned::new(file, stack, options)?))
     }
 
     /// Gets the model of an open file ready.
@@ -108,59 +109,49 @@ impl Engine {
     pub fn load_file(file: &GgufFile, stack: Stack, options: EngineOptions) -> Result<Engine> {
         let started = Instant::now();
         let planned = Planned::new(file, &stack, options)?;
-        let Planned { model, options, context, profile, plan, at, conversions, weights } = planned;
-        let Stack { compute, storage, mut cache, .. } = stack;
-        let (device, backend) = &compute[at];
-        configure_cache(&profile, &mut *cache)?;
-        let planned = started.elapsed();
-        let weights = Weights::load(&model, file.file_len(), &weights, &storage, (device, backend))?;
+        let Stack { storage, mut cache, .. } = stack;
+        configure_cache(&planned.profile, &mut *cache)?;
+        let seconds = started.elapsed();
+        let (devices, files_len) = (&planned.devices, file.file_len());
+        let weights = Weights::load(&planned.model, files_len, &planned.weights, &storage, devices)?;
         let weighed = started.elapsed();
+        let graphs = planned.graphs();
         let prepare = |graph: Graph, what: &str| -> Result<Prepared> {
-            let executable = Executable::prepare(backend, &graph.list)
-                .map_err(RuntimeError::device(device, &format!("preparing {what}")))?;
-            Ok(Prepared { executable, graph })
-        };
-        let graphs = Graphs {
-            model: &model,
-            plan: &plan.layers,
-            options: &options,
-            context,
-            backend,
-            conversions: &conversions,
+            Prepared::new(Program::of(graph, &weights.places)?, devices, what)
         };
         let graph_options = graphs.options();
-        let places = &weights.places;
-        let step = prepare(step(graph_options, places)?, "decode")?;
-        let body = prepare(body(graph_options, places, options.batch)?, "prefill")?;
-        let head = prepare(head(graph_options, places, 1)?, "the head")?;
+        let step = prepare(step(graph_options)?, "decode")?;
+        let body = prepare(body(graph_options, planned.options.batch)?, "prefill")?;
+        let head = prepare(head(graph_options, 1)?, "the head")?;
         let load_seconds = started.elapsed().as_secs_f64();
         tracing::debug!(
-            "plan {planned:.1?}, weights {:.1?}, lists {:.1?}",
-            weighed - planned,
+            "plan {seconds:.1?}, weights {:.1?}, lists {:.1?}",
+            weighed - seconds,
             started.elapsed() - weighed,
         );
+        let used: Vec<String> = planned.used().iter().map(|device| format!("`{}`", device.name)).collect();
         tracing::debug!(
-            "loaded in {load_seconds:.3} s: {} bytes of weights, {} of them copied to device `{device}`, context \
-             {context}",
+            "loaded in {load_seconds:.3} s: {} bytes of weights, {} of them copied to device {}, context {}",
             weights.bytes,
             weights.copied,
+            used.join(", "),
+            planned.context,
         );
-        let (device, backend) = (device.clone(), Arc::clone(backend));
-        let (score, cache) = (Mutex::new(None), Mutex::new(cache));
+        let Planned { model, options, context, plan, devices, on, .. } = planned;
         let inner = Inner {
             step,
             body,
             head,
-            score,
+            score: Mutex::new(None),
+            moves: Mutex::default(),
             weights,
-            _cache: cache,
+            _cache: Mutex::new(cache),
             model,
             plan,
             options,
-            conversions,
             context,
-            device,
-            backend,
+            devices,
+            on,
             storage,
             load_seconds,
         };
@@ -195,14 +186,48 @@ impl Engine {
         self.inner.context
     }
 
-    /// Name (in the config) of the device that runs the model.
-    pub fn device(&self) -> &str {
-        &self.inner.device
+    /// Names (in the config) of the devices with a part of the model, the one with embedding and head first.
+    pub fn device_names(&self) -> Vec<&str> {
+        self.used().into_iter().map(|device| device.name.as_str()).collect()
     }
 
-    /// The device that runs the model.
-    pub fn backend(&self) -> &Arc<dyn ComputeBackend> {
-        &self.inner.backend
+    /// These devices, in the same order.
+    pub fn backends(&self) -> Vec<&Arc<dyn ComputeBackend>> {
+        self.used().into_iter().map(|device| &device.backend).collect()
+    }
+
+    /// Choices that these devices made, a sentence each; behind the device's name where there are several.
+    pub fn device_notes(&self) -> Vec<String> {
+        notes(&self.used())
+    }
+
+    fn used(&self) -> Vec<&Named> {
+        used(&self.inner.plan, &self.inner.devices)
+    }
+
+    /// The plan's devices, in its order.
+    pub(crate) fn devices(&self) -> &[Named] {
+        &self.inner.devices
+    }
+
+    /// The device with embedding and head.
+    pub(crate) fn home(&self) -> Result<&Named> {
+        named(&self.inner.devices, self.inner.plan.embedding)
+    }
+
+    /// The one device of a model that is not divided.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Hybrid`] where there are several; `what` says what needs one.
+    pub(crate) fn only_device(&self, what: &'static str) -> Result<&Named> {
+        match self.used()[..] {
+            [device] => Ok(device),
+            _ => Err(RuntimeError::Hybrid {
+                what,
+                planner: self.inner.plan.planner.clone(),
+                devices: self.device_names().into_iter().map(str::to_owned).collect(),
+            }),
+        }
     }
 
     /// The tier that the weights come from.
@@ -233,11 +258,14 @@ impl Engine {
 
     /// Bytes of weights that one token reads where no neuron is skipped.
     pub fn weight_bytes_per_token(&self) -> u64 {
-        Sizes { model: &self.inner.model, conversions: &self.inner.conversions }.per_token()
+        self.sizes().per_token()
     }
 
-    pub(crate) fn conversions(&self) -> &Conversions {
-        &self.inner.conversions
+    /// Sizes as the device with embedding and head has them.
+    pub(crate) fn sizes(&self) -> Sizes<'_> {
+        let home = self.inner.on.get(self.inner.plan.embedding as usize);
+        let conversions = home.map_or(Conversions::NONE, |device| &device.conversions);
+        Sizes { model: &self.inner.model, conversions }
     }
 
     pub(crate) fn step_list(&self) -> &Prepared {
@@ -252,6 +280,18 @@ impl Engine {
         &self.inner.head
     }
 
+    fn graphs(&self) -> Graphs<'_> {
+        let inner = &*self.inner;
+        Graphs {
+            model: &inner.model,
+            plan: &inner.plan,
+            options: &inner.options,
+            context: inner.context,
+            devices: &inner.devices,
+            on: &inner.on,
+        }
+    }
+
     /// The head for several rows, prepared when it is first needed.
     pub(crate) fn score_list(&self) -> Result<Arc<Prepared>> {
         let inner = &*self.inner;
@@ -259,41 +299,34 @@ impl Engine {
         if let Some(prepared) = &*score {
             return Ok(Arc::clone(prepared));
         }
-        let graphs = Graphs {
-            model: &inner.model,
-            plan: &inner.plan.layers,
-            options: &inner.options,
-            context: inner.context,
-            backend: &inner.backend,
-            conversions: &inner.conversions,
-        };
-        let graph = head(graphs.options(), &inner.weights.places, self.score_rows())?;
-        if let Some(denied) = denied(&*inner.backend, &graph.list).first() {
-            return Err(denied.error(&inner.device));
-        }
-        let executable = Executable::prepare(&inner.backend, &graph.list)
-            .map_err(RuntimeError::device(&inner.device, "preparing the head for scoring"))?;
-        Ok(Arc::clone(score.insert(Arc::new(Prepared { executable, graph }))))
+        let prepared =
+            self.prepare(head(self.graphs().options(), self.score_rows())?, "the head for scoring")?;
+        Ok(Arc::clone(score.insert(Arc::new(prepared))))
     }
 
     /// A body that gives the host what is wanted of every layer.
     pub(crate) fn observed_list(&self, wanted: Wanted) -> Result<Prepared> {
-        let inner = &*self.inner;
-        let graphs = Graphs {
-            model: &inner.model,
-            plan: &inner.plan.layers,
-            options: &inner.options,
-            context: inner.context,
-            backend: &inner.backend,
-            conversions: &inner.conversions,
-        };
-        let graph = observed(graphs.options(), &inner.weights.places, inner.options.batch, wanted)?;
-        if let Some(denied) = denied(&*inner.backend, &graph.list).first() {
-            return Err(denied.error(&inner.device));
+        self.only_device("observing neurons")?;
+        let graph = observed(self.graphs().options(), self.inner.options.batch, wanted)?;
+        self.prepare(graph, "to observe layers")
+    }
+
+    fn prepare(&self, graph: Graph, what: &str) -> Result<Prepared> {
+        let program = Program::of(graph, &self.inner.weights.places)?;
+        self.graphs().check(std::slice::from_ref(&program))?;
+        Prepared::new(program, &self.inner.devices, what)
+    }
+
+    /// What moves keys and values of a layer, prepared when it is first needed.
+    pub(crate) fn move_list(&self, moved: Move) -> Result<Arc<Prepared>> {
+        let mut moves = lock(&self.inner.moves);
+        if let Some(known) = moves.get(&moved) {
+            return Ok(Arc::clone(known));
         }
-        let executable = Executable::prepare(&inner.backend, &graph.list)
-            .map_err(RuntimeError::device(&inner.device, "preparing to observe layers"))?;
-        Ok(Prepared { executable, graph })
+        let prepared = Prepared::new(moved.program()?, &self.inner.devices, "moves of the KV cache")?;
+        let prepared = Arc::new(prepared);
+        moves.insert(moved, Arc::clone(&prepared));
+        Ok(prepared)
     }
 
     /// Ids that may be appended behind `past` others: at least one, of the vocabulary, within the context.
@@ -318,7 +351,8 @@ impl Engine {
 
     /// Alignment of the residual's rows.
     pub(crate) fn row_alignment(&self) -> u64 {
-        self.inner.backend.describe().alignment
+        let home = self.inner.on.get(self.inner.plan.embedding as usize);
+        home.map_or(1, |device| device.row_alignment)
     }
 }
 

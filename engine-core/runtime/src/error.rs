@@ -75,10 +75,12 @@ pub enum RuntimeError {
         /// Per device: what it denies, with tensors, types and its own words.
         reasons: Vec<String>,
     },
-    /// The plan uses more than one device.
-    #[error("the plan by `{planner}` uses devices {}, but running one model on several devices at once is not built \
-             yet: list one device in [compute] devices", devices.join(", "))]
+    /// Something needs a model that is on one device.
+    #[error("{what} needs a model on one device, and the plan by `{planner}` uses {}: list one in [compute] devices \
+             (or --device)", devices.join(", "))]
     Hybrid {
+        /// What.
+        what: &'static str,
         /// The planner's name.
         planner: String,
         /// The devices it uses.

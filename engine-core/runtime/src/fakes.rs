@@ -40,7 +40,42 @@ pub(crate) struct Log {
 pub(crate) struct FakeDevice {
     description: DeviceDescription,
     denies: Denies,
+    clock: Option<Clock>,
     pub(crate) log: Mutex<Log>,
+}
+
+/// Time that passes only where somebody waits: a device takes `cost` for a share of a network and nothing for the rest, one
+/// submission after the other, and the host's time is the end of what it waited for last.
+pub(crate) struct Clock {
+    /// The host's, shared by the devices of a test.
+    pub(crate) host: Arc<Mutex<u64>>,
+    pub(crate) cost: u64,
+    /// When each submission ends.
+    ends: Mutex<Vec<u64>>,
+}
+
+impl Clock {
+    pub(crate) fn new(host: &Arc<Mutex<u64>>, cost: u64) -> Clock {
+        Clock { host: Arc::clone(host), cost, ends: Mutex::default() }
+    }
+
+    fn submit(&self, list: &OperationList) {
+        let mut operations = list.operations.iter().filter(|operation| operation.kind.name() != "copy");
+        let cost = if operations.all(|operation| operation.kind.name() == "ffn") { self.cost } else { 0 };
+        let mut ends = self.ends.lock().unwrap();
+        let begin = (*self.host.lock().unwrap()).max(ends.last().copied().unwrap_or(0));
+        ends.push(begin + cost);
+    }
+
+    fn wait(&self, value: TimelineValue, timeout: Duration) -> Reached {
+        let end = self.ends.lock().unwrap()[value.0 as usize - 1];
+        let mut host = self.host.lock().unwrap();
+        if timeout.is_zero() && end > *host {
+            return Reached::TimedOut;
+        }
+        *host = end.max(*host);
+        Reached::Done
+    }
 }
 
 impl FakeDevice {
@@ -58,12 +93,17 @@ impl FakeDevice {
                 notes: vec![],
             },
             denies: |_, _| None,
+            clock: None,
             log: Mutex::default(),
         }
     }
 
     pub(crate) fn denying(denies: Denies) -> FakeDevice {
         FakeDevice { denies, ..FakeDevice::new() }
+    }
+
+    pub(crate) fn timed(clock: Clock) -> FakeDevice {
+        FakeDevice { clock: Some(clock), ..FakeDevice::new() }
     }
 
     pub(crate) fn describing(change: impl FnOnce(&mut DeviceDescription)) -> FakeDevice {
@@ -136,13 +176,16 @@ impl ComputeBackend for FakeDevice {
         if log.fail_after == Some(log.submissions.len()) {
             return Err(Error::DeviceLost { detail: "as the test wanted".into() });
         }
+        if let Some(clock) = &self.clock {
+            clock.submit(list);
+        }
         let past = bindings.sequences.first().map(|sequence| sequence.past);
         log.submissions.push((operations, bindings.tokens, past));
         Ok(TimelineValue(log.submissions.len() as u64))
     }
 
-    fn wait(&self, _: TimelineValue, _: Duration) -> engine_core::Result<Reached> {
-        Ok(Reached::Done)
+    fn wait(&self, value: TimelineValue, timeout: Duration) -> engine_core::Result<Reached> {
+        Ok(self.clock.as_ref().map_or(Reached::Done, |clock| clock.wait(value, timeout)))
     }
 
     fn counters(&self) -> Vec<Counter> {
@@ -242,7 +285,7 @@ impl Planner for FakePlanner {
             let policy = budget.sparsity.and_then(|kind| profile.policy(kind));
             let sparsity = policy.unwrap_or(SparsityPolicy::Dense);
             let clusters = ClusterSet::all(profile.neurons);
-            LayerPlan { attention: 0, ffn: vec![FfnShare { device: 0, clusters, sparsity }] }
+            LayerPlan { attention: 0, ffn: vec![FfnShare { device: 0, clusters, sparsity }], prefill: None }
         };
         let mut plan = Plan {
             version: PLAN_VERSION,
@@ -254,6 +297,7 @@ impl Planner for FakePlanner {
             embedding: 0,
             layers: model.layers.iter().map(layer).collect(),
             fallbacks: vec![],
+            notes: vec![],
             predicted_seconds: 0.0,
         };
         (self.0)(&mut plan, budget);
@@ -276,13 +320,20 @@ pub(crate) fn load_planned(
     planner: FakePlanner,
     options: EngineOptions,
 ) -> Result<Engine> {
+    load_on([device, &Arc::new(FakeDevice::new())], planner, options)
+}
+
+/// The story model on two fake devices.
+pub(crate) fn load_on(
+    devices: [&Arc<FakeDevice>; 2],
+    planner: FakePlanner,
+    options: EngineOptions,
+) -> Result<Engine> {
     let path = story();
+    let [first, second] = devices;
     let stack = Stack {
-        compute: vec![
-            ("first".into(), Arc::clone(device) as _),
-            ("second".into(), Arc::new(FakeDevice::new()) as _),
-        ],
-        storage: Arc::new(FakeTier::new(&path, true)),
+        compute: vec![("first".into(), Arc::clone(first) as _), ("second".into(), Arc::clone(second) as _)],
+        storage: Arc::new(FakeTier::reading(&path)),
         cache: Box::new(FakeCache),
         planner: Arc::new(planner),
     };

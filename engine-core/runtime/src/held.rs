@@ -1,15 +1,21 @@
 //! Holds a planner's answer to what was asked: exact unless asked otherwise, nothing otherwise than asked without a line
-//! that says so, and a way out named where nothing fits.
+//! that says so, and a way out named where nothing fits. Says what each device of a plan is given.
 
-use engine_core::planner::{Fallback, HardwareProfile, ModelProfile, Plan, SparsityKind, SparsityPolicy};
-use engine_core::{Error, Result};
+use crate::RuntimeError;
+use crate::conversions::{Conversions, Use};
+use crate::graph::OnDevice;
+use crate::weight::Weight;
+use engine_core::backend::DeviceDescription;
+use engine_core::planner::{Budget, Fallback, HardwareProfile, ModelProfile, Plan, SparsityPolicy};
+use engine_core::{ClusterSet, Error, Result};
 use formats::ModelDescription;
+use formats::model::{Down, FeedForward};
 
 /// The most elements that a tensor of a list may have.
 const MOST_ELEMENTS: u64 = 1 << 40;
 
-/// Checks a valid plan against the question; `asked` is the kind of sparsity policy, where one was asked for. Where layers run
-/// otherwise, though as exactly, and the plan does not say so, a fallback is added to it.
+/// Checks a valid plan against the question. Where something is otherwise than was asked for, though as exact, and the plan
+/// does not say so, a fallback is added to it.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a plan that is for other hardware, and for one with a policy that changes the output
@@ -18,19 +24,24 @@ pub(crate) fn hold(
     plan: &mut Plan,
     model: &ModelProfile,
     hardware: &HardwareProfile,
-    asked: Option<SparsityKind>,
+    budget: &Budget,
 ) -> Result<()> {
-    let planner = &plan.planner;
+    let planner = plan.planner.clone();
     if plan.hardware_hash != hardware.hash {
         let (found, wanted) = (&plan.hardware_hash, &hardware.hash);
         return Err(Error::invalid(format!("plan by `{planner}`: it is for hardware {found}, not {wanted}")));
     }
+    hold_attention(plan, budget, &planner);
+    let asked = budget.sparsity;
     let mut otherwise: Vec<(usize, SparsityPolicy)> = Vec::new();
     for (index, (layer, profile)) in plan.layers.iter().zip(&model.layers).enumerate() {
         let asked = asked.map(|kind| (kind, profile.policy(kind)));
         let as_asked = |policy| asked.is_some_and(|(_, wanted)| wanted == Some(policy));
-        for share in layer.ffn.iter().filter(|share| !share.clusters.is_empty() && !as_asked(share.sparsity))
-        {
+        let shares = || layer.ffn.iter().filter(|share| !share.clusters.is_empty());
+        // The hot neurons of a layer run dense beside others that are skipped as asked: that is what dividing it is for.
+        let divided = shares().any(|share| as_asked(share.sparsity));
+        let hot = |policy| divided && policy == SparsityPolicy::Dense;
+        for share in shares().filter(|share| !as_asked(share.sparsity) && !hot(share.sparsity)) {
             if !share.sparsity.is_exact() {
                 let asked =
                     asked.map(|(kind, policy)| policy.map_or_else(|| kind.to_string(), |p| p.to_string()));
@@ -57,6 +68,80 @@ pub(crate) fn hold(
         });
     }
     Ok(())
+}
+
+/// The device with attention is the one asked for.
+fn hold_attention(plan: &mut Plan, budget: &Budget, planner: &str) {
+    let Some(asked) = &budget.attention else { return };
+    let name = |at: u32| plan.devices.get(at as usize).map_or("?", String::as_str);
+    let devices = plan.layers.iter().map(|layer| layer.attention).chain([plan.embedding]);
+    let Some(got) = devices.map(name).find(|name| name != asked).map(str::to_owned) else { return };
+    if plan.fallbacks.iter().all(|fallback| fallback.wanted != *asked) {
+        plan.fallbacks.push(Fallback {
+            what: "attention, embedding and KV cache".into(),
+            wanted: asked.clone(),
+            got,
+            reason: format!("planner `{planner}` decided so, and does not say why"),
+        });
+    }
+}
+
+/// What one device of a plan asks of its lists, with the neurons whose weights it is given: all of a layer, where it views
+/// these where the tier has them; the plan's alone, where it would copy them.
+///
+/// # Errors
+/// Where a weight has a type that cannot be brought.
+pub(crate) fn on_device(
+    model: &ModelDescription,
+    plan: &Plan,
+    device: u32,
+    description: &DeviceDescription,
+    (conversions, resident): (Conversions, Option<u64>),
+) -> crate::Result<OnDevice> {
+    let longest = description.max_buffer_bytes; // files are viewed whole
+    // What compiles its weights into graphs holds them itself.
+    let views = description.imports_host_memory && !description.needs_constant_weights;
+    let views = views && resident.is_some_and(|bytes| longest == 0 || bytes <= longest);
+    let mut held = Vec::with_capacity(plan.layers.len());
+    for (layer, placed) in model.layers.iter().zip(&plan.layers) {
+        let (ffn, neurons) = (&layer.ffn, u32::try_from(layer.ffn.n_ff).unwrap_or(u32::MAX));
+        let failed = |source| RuntimeError::Plan { path: model.path.clone(), source };
+        let own = placed.neurons_of(device).map_err(failed)?;
+        let whole = own.is_empty() || own == ClusterSet::all(neurons) || ffn.experts.is_some();
+        held.push(match whole || (views && views_neurons(model, ffn, description, &conversions)?) {
+            true => None,
+            false => Some(own.in_blocks(neuron_block(ffn), neurons)).filter(|own| own.len() < neurons),
+        });
+    }
+    Ok(OnDevice { held, ..OnDevice::of(description, conversions) })
+}
+
+/// Whether a device can view every matrix of a network where the tier has it.
+fn views_neurons(
+    model: &ModelDescription,
+    ffn: &FeedForward,
+    description: &DeviceDescription,
+    conversions: &Conversions,
+) -> crate::Result<bool> {
+    let gate = Some(&ffn.gate.weight).filter(|_| ffn.gated);
+    for tensor in gate.into_iter().chain([&ffn.up.weight, &ffn.down.linear().weight]) {
+        let dtype = match ffn.planes.is_some() {
+            true => tensor.dtype,
+            false => conversions.target(Use::Neurons, tensor.dtype),
+        };
+        if !Weight::matrix(model, tensor, dtype)?.is_viewable(description.alignment) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Neurons that lie in one block of a matrix, so that they cannot be told apart by the byte.
+pub(crate) fn neuron_block(ffn: &FeedForward) -> u32 {
+    match &ffn.down {
+        Down::Plain(linear) => u32::try_from(linear.weight.dtype.block_elements()).unwrap_or(u32::MAX),
+        _ => 1,
+    }
 }
 
 /// What to do where nothing fits: the cache is what a person can make smaller.

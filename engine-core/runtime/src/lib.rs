@@ -17,6 +17,7 @@
 #![deny(unsafe_code)] // allowed in `host_binding`, the one place that passes host memory to devices
 
 pub mod bench;
+mod caches;
 pub mod check;
 mod conversions;
 mod engine;
@@ -31,6 +32,8 @@ mod held;
 #[cfg(test)]
 mod held_tests;
 mod host_binding;
+#[cfg(test)]
+mod hybrid_tests;
 mod observe;
 mod options;
 mod planning;
@@ -38,6 +41,7 @@ mod profile;
 mod resource;
 mod sampling;
 mod session;
+mod stages;
 mod statistics;
 mod step_bytes;
 mod stop;
@@ -55,6 +59,7 @@ pub use options::{Activations, EngineOptions, SparsityChoice};
 pub use planning::describe;
 pub use sampling::{Sampler, SamplingOptions};
 pub use session::Session;
+pub use stages::StageTimes;
 pub use statistics::{DeviceCounters, Statistics};
 pub use step_bytes::StepBytes;
 pub use weight_types::{WeightType, plan_with_types};

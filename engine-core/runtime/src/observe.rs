@@ -1,11 +1,10 @@
 //! Runs texts and looks at every layer's network: what goes in, what a predictor is given, what every neuron does. What
 //! profiling, calibration and training are made from.
 
-use crate::engine::Prepared;
-use crate::graph::Kind;
-use crate::host_binding::Submission;
+use crate::graph::{Kind, residual_stride};
 use crate::resource::DeviceBuffer;
-use crate::session::{layers, position_rows};
+use crate::session::position_rows;
+use crate::stages::{Bind, Bound, Named, Prepared, ProgramMemory};
 use crate::{Engine, Result, RuntimeError};
 use engine_core::HostMemory;
 use engine_core::backend::BufferUse;
@@ -43,6 +42,7 @@ pub struct Wanted {
 pub struct Observer {
     // The executable holds the engine's weights as constants, so it is dropped first.
     list: Prepared,
+    memory: ProgramMemory,
     caches: Vec<DeviceBuffer>,
     residual: DeviceBuffer,
     ids: HostMemory,
@@ -68,21 +68,21 @@ impl Observer {
             });
         }
         let list = engine.observed_list(wanted)?;
-        let (backend, device) = (engine.backend(), engine.device());
+        let Named { name, backend } = engine.home()?;
         let allocate = |bytes, purpose, what: &str| {
-            DeviceBuffer::allocate(backend, bytes, purpose).map_err(RuntimeError::device(device, what))
+            DeviceBuffer::allocate(backend, bytes, purpose).map_err(RuntimeError::device(name, what))
         };
         let host =
             |bytes| HostMemory::allocate(bytes).map_err(RuntimeError::device("host", "observing neurons"));
-        let bytes = |slot| list.graph.list.slot(slot).map_or(0, |slot| slot.tensor.bytes());
         let batch = u64::from(engine.options().batch);
-        let caches = list.graph.caches.iter();
+        let caches = list.program.caches.iter();
         let caches = caches
-            .map(|&slot| allocate(bytes(slot), BufferUse::KvCache, "allocating a KV cache"))
+            .map(|&(_, bytes)| allocate(bytes, BufferUse::KvCache, "allocating a KV cache"))
             .collect::<Result<_>>()?;
-        let residual = list.graph.residual.map_or(0, bytes);
-        let seen = list.graph.observed.iter().map(|seen| host(bytes(seen.slot))).collect::<Result<_>>()?;
+        let residual = batch * residual_stride(model, engine.row_alignment());
+        let seen = list.program.observed.iter().map(|&(_, _, bytes)| host(bytes)).collect::<Result<_>>()?;
         Ok(Observer {
+            memory: ProgramMemory::new(&list, engine.devices())?,
             caches,
             residual: allocate(residual, BufferUse::Activations, "allocating the residual")?,
             ids: host(batch * 4)?,
@@ -106,11 +106,11 @@ impl Observer {
         for batch in ids.chunks(engine.options().batch.max(1) as usize) {
             self.submit(batch, past)?;
             past += batch.len() as u32; // at most the context
-            let mut seen = self.list.graph.observed.iter().zip(&self.seen).peekable();
+            let mut seen = self.list.program.observed.iter().zip(&self.seen).peekable();
             for (index, layer) in engine.model().layers.iter().enumerate() {
                 let failed = || RuntimeError::device("host", "reading what is observed");
-                while let Some((what, memory)) = seen.next_if(|(what, _)| what.layer == index) {
-                    let (rows, width) = match what.kind {
+                while let Some(((_, kind, _), memory)) = seen.next_if(|((layer, ..), _)| *layer == index) {
+                    let (rows, width) = match kind {
                         Kind::Chosen => {
                             let used = layer.ffn.experts.as_ref().map_or(0, |experts| experts.used);
                             chosen.resize(batch.len() * used, 0);
@@ -138,13 +138,16 @@ impl Observer {
         self.ids.write(0, &signed).map_err(passing())?;
         let rows = position_rows(engine.model(), past, ids.len());
         self.positions.write(0, &rows).map_err(passing())?;
-        let graph = &self.list.graph;
-        let mut submission = layers(&self.list, &self.caches, ids.len() as u32, past);
-        submission.device.extend(graph.residual.map(|slot| (slot, self.residual.at(0))));
-        submission.host.extend(graph.ids.map(|slot| (slot, &mut self.ids)));
-        submission.host.extend(graph.positions.map(|slot| (slot, &mut self.positions)));
-        submission.host.extend(graph.observed.iter().map(|seen| seen.slot).zip(&mut self.seen));
-        Submission::run(submission, &**engine.backend(), self.list.executable.id())
-            .map_err(RuntimeError::device(engine.device(), "observing neurons"))
+        let mut host = vec![(Bind::Ids, &mut self.ids), (Bind::Positions, &mut self.positions)];
+        host.extend(self.seen.iter_mut().enumerate().map(|(at, memory)| (Bind::Seen(at), memory)));
+        let bound = Bound {
+            tokens: ids.len() as u32,
+            past: Some(past),
+            residual: Some(self.residual.at(0)),
+            caches: self.caches.iter().map(|cache| cache.at(0)).collect(),
+            host,
+        };
+        self.list.run(engine.devices(), &mut self.memory, bound, "observing neurons")?;
+        Ok(())
     }
 }

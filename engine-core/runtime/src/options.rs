@@ -153,6 +153,12 @@ pub struct EngineOptions {
     pub strict: bool,
     /// Whether active neurons are counted while decoding (a little slower).
     pub count_active: bool,
+    /// Greatest share of every layer's neurons on devices before the last; `None` is as many as their memory holds.
+    pub hot: Option<f32>,
+    /// Name of the device that is to have embedding, attention and KV cache while text is generated.
+    pub attention: Option<String>,
+    /// Name of the device that is to run as much as it can of batches of tokens.
+    pub prefill: Option<String>,
 }
 
 impl Default for EngineOptions {
@@ -165,6 +171,9 @@ impl Default for EngineOptions {
             skip: 0.0,
             strict: false,
             count_active: false,
+            hot: None,
+            attention: None,
+            prefill: None,
         }
     }
 }
@@ -183,6 +192,9 @@ impl EngineOptions {
             skip: config.planner.skip,
             strict: config.general.strict,
             count_active: false,
+            hot: config.planner.hot,
+            attention: Some(config.planner.attention.clone()).filter(|name| !name.is_empty()),
+            prefill: Some(config.planner.prefill.clone()).filter(|name| !name.is_empty()),
         })
     }
 }

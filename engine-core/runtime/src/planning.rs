@@ -2,34 +2,36 @@
 //! device.
 
 use crate::conversions::Conversions;
-use crate::graph::{GraphOptions, Places, body, head, step};
+use crate::graph::{GraphOptions, OnDevice, body, head, step};
 use crate::held;
 use crate::options::EngineOptions;
 use crate::profile::{hardware_profile, model_profile, uniform_plan};
+use crate::stages::kv::Move;
+use crate::stages::{Named, Program};
 use crate::support::{condensed, denied, distinct};
 use crate::weight::Weight;
 use crate::weight_types;
 use crate::{Result, RuntimeError, Stack};
 use engine_core::ComputeBackend;
 use engine_core::planner::{Budget, LayerPlan, ModelProfile, Plan, SparsityKind, SparsityPolicy};
-use formats::model::Requirement;
+use formats::model::{Layer, Requirement};
 use formats::{Container, GgufFile, ModelDescription};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A model with a plan that its device can run.
+/// A model with a plan that its devices can run.
 pub(crate) struct Planned {
     pub(crate) model: ModelDescription,
     pub(crate) options: EngineOptions,
     pub(crate) context: u32,
     pub(crate) profile: ModelProfile,
     pub(crate) plan: Plan,
-    /// Index of the device.
-    pub(crate) at: usize,
-    /// Weight types that this device is given as others.
-    pub(crate) conversions: Conversions,
-    /// The weights that the lists read, each once.
-    pub(crate) weights: Vec<Weight>,
+    /// The plan's devices, in its order.
+    pub(crate) devices: Vec<Named>,
+    /// What each asks.
+    pub(crate) on: Vec<OnDevice>,
+    /// The weights that the lists of each device read, each once; nothing of a device without a part.
+    pub(crate) weights: Vec<Vec<Weight>>,
 }
 
 /// What a model may ask for beyond a plain llama.
@@ -75,66 +77,142 @@ impl Planned {
         let context = check_options(&model, &mut options)?;
         check_predictors(file, &model, &options)?;
         let (profile, mut plan) = plan(file, &model, stack, &options, context)?;
-        let at = single_device(&plan, &stack.compute)?;
-        let (device, backend) = &stack.compute[at];
-        let conversions = Conversions::of(&**backend, &model, options.activations);
-        let graphs = Graphs {
-            model: &model,
-            plan: &plan.layers,
-            options: &options,
-            context,
-            backend,
-            conversions: &conversions,
-        };
-        let weights = graphs.check_support(device)?;
-        plan.fallbacks.extend(weight_types::fallbacks(&weights, device, options.strict)?);
-        Ok(Planned { model, options, context, profile, plan, at, conversions, weights })
+        let devices = devices(&plan, &stack.compute)?;
+        let resident = stack.storage.describe().resident.then(|| file.file_len());
+        let on = devices.iter().enumerate().map(|(at, device)| {
+            let conversions = Conversions::of(&*device.backend, &model, options.activations);
+            held::on_device(&model, &plan, at as u32, device.backend.describe(), (conversions, resident))
+        });
+        let on: Vec<OnDevice> = on.collect::<Result<_>>()?;
+        let graphs =
+            Graphs { model: &model, plan: &plan, options: &options, context, devices: &devices, on: &on };
+        let weights = graphs.check_support()?;
+        for (device, weights) in devices.iter().zip(&weights) {
+            plan.fallbacks.extend(weight_types::fallbacks(weights, &device.name, options.strict)?);
+        }
+        Ok(Planned { model, options, context, profile, plan, devices, on, weights })
+    }
+
+    /// The lists of the plan.
+    pub(crate) fn graphs(&self) -> Graphs<'_> {
+        Graphs {
+            model: &self.model,
+            plan: &self.plan,
+            options: &self.options,
+            context: self.context,
+            devices: &self.devices,
+            on: &self.on,
+        }
+    }
+
+    /// The devices with a part of the model, the one with embedding and head first.
+    pub(crate) fn used(&self) -> Vec<&Named> {
+        used(&self.plan, &self.devices)
+    }
+
+    /// Choices that the devices made, each behind its device's name where there are several.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        notes(&self.used())
     }
 }
 
+/// The devices with a part of the model, the one with embedding and head first.
+pub(crate) fn used<'a>(plan: &Plan, devices: &'a [Named]) -> Vec<&'a Named> {
+    let others = plan.used_devices().into_iter().filter(|at| *at != plan.embedding);
+    [plan.embedding].into_iter().chain(others).filter_map(|at| devices.get(at as usize)).collect()
+}
+
+pub(crate) fn notes(used: &[&Named]) -> Vec<String> {
+    let of = |device: &&Named| -> Vec<String> {
+        let notes = device.backend.describe().notes.clone();
+        match used.len() {
+            1 => notes,
+            _ => notes.into_iter().map(|note| format!("{}: {note}", device.name)).collect(),
+        }
+    };
+    used.iter().flat_map(of).collect()
+}
+
 /// The lists of one model, before the weights have places.
+#[derive(Clone, Copy)]
 pub(crate) struct Graphs<'a> {
     pub(crate) model: &'a ModelDescription,
-    pub(crate) plan: &'a [LayerPlan],
+    pub(crate) plan: &'a Plan,
     pub(crate) options: &'a EngineOptions,
     pub(crate) context: u32,
-    pub(crate) backend: &'a Arc<dyn ComputeBackend>,
-    pub(crate) conversions: &'a Conversions,
+    pub(crate) devices: &'a [Named],
+    pub(crate) on: &'a [OnDevice],
 }
 
 impl<'a> Graphs<'a> {
     pub(crate) fn options(&self) -> GraphOptions<'a> {
         GraphOptions {
             model: self.model,
-            plan: self.plan,
+            plan: &self.plan.layers,
+            embedding: self.plan.embedding,
             activations: self.options.activations,
             context: self.context,
-            row_alignment: self.backend.describe().alignment,
             count_active: self.options.count_active,
-            conversions: self.conversions,
+            devices: self.on,
         }
     }
 
-    /// Asks for every operation of the plan's lists; returns the weights that they read, each once.
-    pub(crate) fn check_support(&self, device: &str) -> Result<Vec<Weight>> {
-        let nowhere = &Places::nowhere();
+    /// Asks each device for every operation of its lists; returns the weights that these read, each once.
+    pub(crate) fn check_support(&self) -> Result<Vec<Vec<Weight>>> {
         let options = self.options();
-        let graphs = [
-            step(options, nowhere)?,
-            body(options, nowhere, self.options.batch)?,
-            head(options, nowhere, 1)?,
-        ];
-        let denied = distinct(graphs.iter().map(|graph| denied(&**self.backend, &graph.list)));
-        if let Some(first) = denied.first() {
-            for line in condensed(&denied[1..]) {
-                tracing::warn!("device `{device}` also denies {line}");
-            }
-            return Err(first.error(device));
+        let graphs = [step(options)?, body(options, self.options.batch)?, head(options, 1)?];
+        let mut programs =
+            graphs.into_iter().map(|graph| Program::of(graph, &[])).collect::<Result<Vec<_>>>()?;
+        for moved in self.moves(self.context) {
+            programs.extend([moved.program()?, moved.back().program()?]);
         }
-        let mut known = BTreeSet::new();
-        let weights = graphs.into_iter().flat_map(|graph| graph.weights);
-        Ok(weights.filter(|weight| known.insert(weight.name.clone())).collect())
+        self.check(&programs)?;
+        let weights = (0..self.devices.len() as u32).map(|device| {
+            let mut known = BTreeSet::new();
+            let weights = programs.iter().filter_map(|program| program.weights.get(&device)).flatten();
+            weights.filter(|weight| known.insert(weight.name.clone())).cloned().collect()
+        });
+        Ok(weights.collect())
     }
+
+    /// Asks each device for every operation of its stages.
+    pub(crate) fn check(&self, programs: &[Program]) -> Result<()> {
+        for (at, Named { name, backend }) in self.devices.iter().enumerate() {
+            let of_program = |program: &Program| {
+                let stages = program.stages.iter().filter(|stage| stage.device as usize == at);
+                stages.flat_map(|stage| denied(&**backend, &stage.list)).collect()
+            };
+            let denied = distinct(programs.iter().map(of_program));
+            if let Some(first) = denied.first() {
+                for line in condensed(&denied[1..]) {
+                    tracing::warn!("device `{name}` also denies {line}");
+                }
+                return Err(first.error(name));
+            }
+        }
+        Ok(())
+    }
+
+    /// The kinds of moves of keys and values from where batches leave them to where single tokens need them.
+    pub(crate) fn moves(&self, positions: u32) -> BTreeSet<Move> {
+        let layers = self.plan.layers.iter().zip(&self.model.layers);
+        layers.filter_map(|(plan, layer)| moved(plan, layer, self.context, positions)).collect()
+    }
+}
+
+/// The move of a layer's keys and values, where batches and single tokens have their caches on different devices.
+pub(crate) fn moved(plan: &LayerPlan, layer: &Layer, context: u32, positions: u32) -> Option<Move> {
+    let prefill = plan.prefill.as_ref().filter(|prefill| prefill.attention != plan.attention)?;
+    let attention = &layer.attention;
+    Some(Move {
+        from: prefill.attention,
+        to: plan.attention,
+        // Sizes that do not fit were refused when the lists were made.
+        kv_heads: u32::try_from(attention.n_head_kv).unwrap_or(u32::MAX),
+        head_dim: u32::try_from(attention.head_dim).unwrap_or(u32::MAX),
+        context,
+        positions,
+    })
 }
 
 /// Checks the options against the model; returns the context.
@@ -201,31 +279,49 @@ fn plan(
         return Err(RuntimeError::Option { option: "devices", problem });
     }
     let failed = |source| RuntimeError::Plan { path: model.path.clone(), source };
+    for (option, name) in [("attention", &options.attention), ("prefill", &options.prefill)] {
+        if let Some(name) = name.as_ref().filter(|name| compute.iter().all(|(device, _)| device != *name)) {
+            let known: Vec<&str> = compute.iter().map(|(device, _)| device.as_str()).collect();
+            let problem = format!("is {name:?}, which is none of the devices: {}", known.join(", "));
+            return Err(RuntimeError::Option { option, problem });
+        }
+    }
     let dense = uniform_plan(model, SparsityPolicy::Dense);
     // Whichever device is chosen, its weights take no more than this.
-    let conversions = &Conversions::largest(
+    let conversions = Conversions::largest(
         compute.iter().map(|(_, backend)| Conversions::of(&**backend, model, options.activations)),
     );
+    let largest = [OnDevice { conversions, ..OnDevice::plain(1) }];
     let largest = GraphOptions {
         model,
         plan: &dense,
+        embedding: 0,
         activations: options.activations,
         context,
-        row_alignment: 1,
         count_active: false,
-        conversions,
+        devices: &largest,
     };
-    let profile = model_profile(file, largest, options, &body(largest, &Places::nowhere(), options.batch)?);
+    let profile = model_profile(file, largest, options, &body(largest, options.batch)?);
     let resident = stack.storage.describe().resident.then(|| file.file_len());
     let sparsity = options.sparsity.kind(model)?;
     let hardware = hardware_profile(model, compute, (options, sparsity), context, resident)?;
-    let budget = Budget { slowdown: 0.0, strict: options.strict, sparsity };
+    let budget = Budget {
+        slowdown: 0.0,
+        strict: options.strict,
+        sparsity,
+        hot: options.hot.map(f64::from),
+        attention: options.attention.clone(),
+        prefill: options.prefill.clone(),
+    };
     let plan = stack.planner.plan(&profile, &hardware, &budget);
     let mut plan = plan.map_err(|error| failed(held::with_remedy(error, &profile, context)))?;
     plan.validate(&profile).map_err(failed)?;
-    held::hold(&mut plan, &profile, &hardware, sparsity).map_err(failed)?;
+    held::hold(&mut plan, &profile, &hardware, &budget).map_err(failed)?;
     for fallback in &plan.fallbacks {
         tracing::warn!("fallback: {fallback}");
+    }
+    for note in &plan.notes {
+        tracing::warn!("plan: {note}");
     }
     let skips = |policy| matches!(policy, SparsityPolicy::Threshold { .. } | SparsityPolicy::Bitplane { .. });
     let shares = plan.layers.iter().flat_map(|layer| &layer.ffn);
@@ -245,9 +341,11 @@ fn plan(
 
 /// Tells where a share is asked for that nothing was calibrated for.
 fn outside_of_levels(model: &ModelDescription, options: &EngineOptions, plan: &Plan) {
-    let uses = |kind| plan.layers.iter().flat_map(|layer| &layer.ffn).any(|share| share.sparsity.kind() == kind);
+    let uses =
+        |kind| plan.layers.iter().flat_map(|layer| &layer.ffn).any(|share| share.sparsity.kind() == kind);
     let calibration = &model.calibration;
-    let levels = [(SparsityKind::Threshold, &calibration.cats), (SparsityKind::Bitplane, &calibration.bitplane)];
+    let levels =
+        [(SparsityKind::Threshold, &calibration.cats), (SparsityKind::Bitplane, &calibration.bitplane)];
     for (kind, levels) in levels.into_iter().filter(|(kind, _)| options.skip > 0.0 && uses(*kind)) {
         let Some([first, .., last]) = levels.as_ref().map(|levels| levels.levels()) else { continue };
         if !(*first..=*last).contains(&options.skip) {
@@ -260,19 +358,19 @@ fn outside_of_levels(model: &ModelDescription, options: &EngineOptions, plan: &P
     }
 }
 
-/// The one device that the plan uses, as an index into `compute`.
-fn single_device(plan: &Plan, compute: &[(String, Arc<dyn ComputeBackend>)]) -> Result<usize> {
-    let mut used = BTreeSet::from([plan.embedding]);
-    for layer in &plan.layers {
-        used.insert(layer.attention);
-        used.extend(layer.ffn.iter().filter(|share| !share.clusters.is_empty()).map(|share| share.device));
-    }
-    let names: Vec<String> = used.iter().filter_map(|&at| plan.devices.get(at as usize).cloned()).collect();
-    let [name] = &names[..] else {
-        return Err(RuntimeError::Hybrid { planner: plan.planner.clone(), devices: names });
+/// The plan's devices among those that are open.
+fn devices(plan: &Plan, compute: &[(String, Arc<dyn ComputeBackend>)]) -> Result<Vec<Named>> {
+    let find = |name: &String| {
+        let found = compute.iter().find(|(device, _)| device == name);
+        found.map(|(name, backend)| Named { name: name.clone(), backend: Arc::clone(backend) }).ok_or_else(
+            || RuntimeError::Option {
+                option: "devices",
+                problem: format!(
+                    "the plan by `{}` has device `{name}`, which is not among them",
+                    plan.planner
+                ),
+            },
+        )
     };
-    compute.iter().position(|(device, _)| device == name).ok_or_else(|| RuntimeError::Option {
-        option: "devices",
-        problem: format!("the plan by `{}` uses device `{name}`, which is not among them", plan.planner),
-    })
+    plan.devices.iter().map(find).collect()
 }

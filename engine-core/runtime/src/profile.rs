@@ -2,16 +2,18 @@
 
 use crate::conversions::{Conversions, Use};
 use crate::engine::SCORE_ROWS;
-use crate::graph::{Graph, GraphOptions, Places, body, step};
+use crate::graph::{Graph, GraphOptions, OnDevice, body, step};
+use crate::held::neuron_block;
 use crate::options::EngineOptions;
+use crate::stages::Program;
 use crate::support::{condensed, denied, distinct};
 use crate::weight::Weight;
 use crate::{Result, RuntimeError};
 use engine_core::backend::DeviceDescription;
 use engine_core::operation::{OperationKind, Selection, SlotRole};
 use engine_core::planner::{
-    DeviceProfile, FfnShare, HardwareProfile, LayerPlan, LayerProfile, ModelProfile, SparsityKind,
-    SparsityPolicy,
+    DeviceProfile, FfnShare, HardwareProfile, LayerPlan, LayerProfile, ModelProfile, Part, PrefillPlan,
+    PrefillShare, SparsityKind, SparsityPolicy,
 };
 use engine_core::{ClusterSet, ComputeBackend};
 use formats::model::{FeedForward, Layer, Linear, OutputHead};
@@ -193,7 +195,8 @@ pub(crate) fn model_profile(
     asked: &EngineOptions,
     graph: &Graph,
 ) -> ModelProfile {
-    let GraphOptions { model, conversions, .. } = options;
+    let (model, plain) = (options.model, OnDevice::plain(1));
+    let conversions = &options.devices.first().unwrap_or(&plain).conversions;
     let sizes = Sizes { model, conversions };
     let of_role = |wanted: fn(&SlotRole) -> bool| -> u64 {
         graph.list.slots.iter().filter(|slot| wanted(&slot.role)).map(|slot| slot.tensor.bytes()).sum()
@@ -213,6 +216,8 @@ pub(crate) fn model_profile(
                 mean_of_experts(frequencies(file, tensor), ffn.experts.as_ref().map_or(1, |e| e.count))
             }),
             calibrated: asked.calibrated(model, index),
+            whole: ffn.experts.is_some(),
+            block: neuron_block(ffn),
         }
     });
     ModelProfile {
@@ -223,6 +228,7 @@ pub(crate) fn model_profile(
         activation_bytes: of_role(|role| matches!(role, SlotRole::Scratch))
             + state.saturating_sub(kv_bytes)
             + beside_slots(model, graph),
+        divided_bytes: divided_bytes(model, asked.batch),
         layers: layers.collect(),
     }
 }
@@ -256,6 +262,15 @@ fn beside_slots(model: &ModelDescription, graph: &Graph) -> u64 {
     batch.saturating_mul(widest).saturating_mul(2 * 4).saturating_add(logits.saturating_mul(4))
 }
 
+/// What a list of one layer needs for itself: its operands of a batch, and both halves of the widest layer's neurons.
+fn divided_bytes(model: &ModelDescription, batch: u32) -> u64 {
+    let widest = model.layers.iter().map(|layer| layer.ffn.n_ff).max().unwrap_or(0) as u64;
+    let attention = |layer: &Layer| (layer.attention.n_head * layer.attention.head_dim) as u64;
+    let widest_attention = model.layers.iter().map(attention).max().unwrap_or(0);
+    let elements = 2 * widest + 4 * model.n_embd as u64 + 4 * widest_attention;
+    u64::from(batch).saturating_mul(elements).saturating_mul(4)
+}
+
 /// A plan that puts everything on one device, with one sparsity policy: to ask the device what it denies.
 pub(crate) fn uniform_plan(model: &ModelDescription, sparsity: SparsityPolicy) -> Vec<LayerPlan> {
     plan_of(model, |_| sparsity)
@@ -266,7 +281,7 @@ fn plan_of(model: &ModelDescription, sparsity: impl Fn(usize) -> SparsityPolicy)
     let layer = |(index, layer): (usize, &formats::model::Layer)| {
         let sparsity = sparsity(index);
         let clusters = ClusterSet::all(u32::try_from(layer.ffn.n_ff).unwrap_or(u32::MAX));
-        LayerPlan { attention: 0, ffn: vec![FfnShare { device: 0, clusters, sparsity }] }
+        LayerPlan { attention: 0, ffn: vec![FfnShare { device: 0, clusters, sparsity }], prefill: None }
     };
     model.layers.iter().enumerate().map(layer).collect()
 }
@@ -293,31 +308,28 @@ pub(crate) fn hardware_profile(
         let policy = policies.into_iter().find(|policy| Some(policy.kind()) == asked);
         policy.unwrap_or(SparsityPolicy::Dense)
     });
-    let nowhere = &Places::nowhere();
-    let with = |plan, conversions, description: &DeviceDescription| GraphOptions {
+    let common = GraphOptions {
         model,
-        plan,
+        plan: &dense,
+        embedding: 0,
         activations: options.activations,
         context,
-        row_alignment: description.alignment,
         count_active: false,
-        conversions,
+        devices: &[],
     };
     let mut hash = Fingerprint::new();
     let mut devices = Vec::new();
-    let conversions: Vec<Conversions> =
-        compute.iter().map(|(_, backend)| Conversions::of(&**backend, model, options.activations)).collect();
-    for ((name, backend), conversions) in compute.iter().zip(&conversions) {
+    for (name, backend) in compute {
         let description = backend.describe();
         add_device(&mut hash, name, description);
-        let graphs = [
-            step(with(&dense, conversions, description), nowhere)?,
-            body(with(&dense, conversions, description), nowhere, options.batch)?,
-        ];
-        let predicted = step(with(&asked, conversions, description), nowhere).ok();
+        let conversions = Conversions::of(&**backend, model, options.activations);
+        let on = [OnDevice::of(description, conversions)];
+        let with = GraphOptions { devices: &on, ..common };
+        let graphs = [step(with)?, body(with, options.batch)?];
+        let predicted = step(GraphOptions { plan: &asked, ..with }).ok();
         let viewed = &predicted.as_ref().unwrap_or(&graphs[0]).weights;
         let reasons = distinct(graphs.iter().map(|graph| denied(&**backend, &graph.list)));
-        let mut sparse_step = step(with(&sparse, conversions, description), nowhere)?;
+        let mut sparse_step = step(GraphOptions { plan: &sparse, ..with })?;
         sparse_step.list.operations.retain(
             |operation| matches!(&operation.kind, OperationKind::Ffn(ffn) if ffn.selection != Selection::All),
         );
@@ -326,6 +338,10 @@ pub(crate) fn hardware_profile(
             memory_bytes: memory_bytes(description, resident, viewed),
             bandwidth: 0.0,
             sync_seconds: 0.0,
+            parts: match reasons.is_empty() {
+                true => Vec::new(),
+                false => parts(&**backend, &on[0], with, options.batch)?,
+            },
             unsupported: condensed(&reasons),
             sparse: denied(&**backend, &sparse_step.list).is_empty(),
         });
@@ -336,6 +352,45 @@ pub(crate) fn hardware_profile(
     Ok(HardwareProfile { hash: hash.text(), devices })
 }
 
+/// The parts of layers that a device can run beside another one, where it denies the rest: asked as it would be given them,
+/// with the copies that bring their input and take their output.
+fn parts(
+    backend: &dyn ComputeBackend,
+    on: &OnDevice,
+    options: GraphOptions<'_>,
+    batch: u32,
+) -> Result<Vec<Part>> {
+    let devices = [OnDevice::plain(on.row_alignment), on.clone()];
+    let mut found = Vec::new();
+    for part in [Part::Projections, Part::Ffn] {
+        let layer = |(index, layer): (usize, &LayerPlan)| {
+            let ffn = u32::from(part == Part::Ffn);
+            let neurons = options.model.layers.get(index).map_or(0, |layer| layer.ffn.n_ff);
+            let clusters = ClusterSet::all(u32::try_from(neurons).unwrap_or(u32::MAX));
+            let shares = layer.ffn.iter().map(|share| FfnShare { device: ffn, ..share.clone() });
+            LayerPlan {
+                attention: 0,
+                ffn: shares.collect(),
+                prefill: Some(PrefillPlan {
+                    attention: 0,
+                    projections: 1 - ffn,
+                    ffn: vec![PrefillShare { device: ffn, clusters }],
+                }),
+            }
+        };
+        let plan: Vec<LayerPlan> = options.plan.iter().enumerate().map(layer).collect();
+        let options = GraphOptions { plan: &plan, devices: &devices, ..options };
+        let mut runs = true;
+        for graph in [step(options)?, body(options, batch)?] {
+            let program = Program::of(graph, &[])?;
+            let own = program.stages.iter().filter(|stage| stage.device == 1);
+            runs &= own.map(|stage| denied(backend, &stage.list)).all(|denied| denied.is_empty());
+        }
+        found.extend(runs.then_some(part));
+    }
+    Ok(found)
+}
+
 /// Bytes that may be used on a device as planners count: they count every weight, the device's limit only what it holds
 /// itself. So the weights that it can view in the tier's memory come on top.
 fn memory_bytes(description: &DeviceDescription, resident: Option<u64>, weights: &[Weight]) -> u64 {
@@ -344,7 +399,9 @@ fn memory_bytes(description: &DeviceDescription, resident: Option<u64>, weights:
         return u64::MAX;
     }
     let whole = description.max_buffer_bytes; // files are viewed whole
-    let views = resident.is_some_and(|len| description.imports_host_memory && (whole == 0 || len <= whole));
+    // What compiles its weights into graphs holds them itself.
+    let views = description.imports_host_memory && !description.needs_constant_weights;
+    let views = views && resident.is_some_and(|len| whole == 0 || len <= whole);
     if !views {
         return limit;
     }

@@ -1,14 +1,13 @@
 //! One sequence: its KV cache, its ids so far, and the logits after the last of them.
 
-use crate::engine::Prepared;
+use crate::caches::{Caches, Phase};
 use crate::graph::residual_stride;
-use crate::host_binding::Submission;
 use crate::resource::DeviceBuffer;
+use crate::stages::{Bind, Bound, Named, Prepared, ProgramMemory, StageTimes, Times};
 use crate::statistics::{DeviceCounters, Statistics};
 use crate::{Engine, Result, RuntimeError};
 use engine_core::HostMemory;
-use engine_core::backend::{ActiveRanges, BufferUse, Counter, SequenceSpan};
-use engine_core::operation::SlotId;
+use engine_core::backend::{BufferUse, Counter};
 use formats::ModelDescription;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,7 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// After an error the ids of the call that failed are not part of the sequence, and no logits are known; calling again is
 /// allowed.
 pub struct Session {
-    caches: Vec<DeviceBuffer>,
+    caches: Caches,
+    step_memory: ProgramMemory,
+    body_memory: ProgramMemory,
+    head_memory: ProgramMemory,
     residual: DeviceBuffer,
     ids_memory: HostMemory,
     positions_memory: HostMemory,
@@ -26,8 +28,7 @@ pub struct Session {
     /// Empty where the last token's logits are not known.
     logits: Vec<f32>,
     history: Vec<u32>,
-    kv_bytes: u64,
-    submissions: u64,
+    times: AllTimes,
     active: Vec<u64>,
     active_tokens: u64,
     created: Snapshot,
@@ -37,41 +38,45 @@ pub struct Session {
 /// Counters at one moment.
 #[derive(Clone, Default)]
 pub(crate) struct Snapshot {
-    submissions: u64,
+    times: AllTimes,
     active: Vec<u64>,
     active_tokens: u64,
-    backend: Vec<Counter>,
+    kv_bytes_moved: u64,
+    /// Per device of the engine.
+    backends: Vec<Vec<Counter>>,
     storage: Vec<Counter>,
+}
+
+/// How often and how long each part ran.
+#[derive(Clone, Default)]
+struct AllTimes {
+    step: Times,
+    body: Times,
+    head: Times,
+    moves: Times,
 }
 
 impl Session {
     pub(crate) fn new(engine: Engine) -> Result<Session> {
-        let (backend, device) = (engine.backend(), engine.device());
-        let allocate = |bytes, purpose, what: &str| {
-            DeviceBuffer::allocate(backend, bytes, purpose).map_err(RuntimeError::device(device, what))
-        };
         let host =
             |bytes| HostMemory::allocate(bytes).map_err(RuntimeError::device("host", "starting a session"));
-        let body = &engine.body_list().graph;
-        let (mut caches, mut kv_bytes) = (Vec::new(), 0);
-        for (layer, &slot) in body.caches.iter().enumerate() {
-            let bytes = body.list.slot(slot).map_or(0, |slot| slot.tensor.bytes());
-            let what = format!(
-                "allocating the KV cache of layer {layer}; lower [runtime] context if memory is short"
-            );
-            caches.push(allocate(bytes, BufferUse::KvCache, &what)?);
-            kv_bytes += bytes;
-        }
+        let devices = engine.devices();
+        let caches = Caches::new(&engine)?;
         let (model, batch) = (engine.model(), u64::from(engine.options().batch));
         let residual_bytes = batch * residual_stride(model, engine.row_alignment());
-        let residual = allocate(residual_bytes, BufferUse::Activations, "allocating the residual")?;
+        let Named { name, backend } = engine.home()?;
+        let residual = DeviceBuffer::allocate(backend, residual_bytes, BufferUse::Activations)
+            .map_err(RuntimeError::device(name, "allocating the residual"))?;
         let ids_memory = host(batch * 4)?;
         let positions_memory = host(batch * 4)?;
         let logits_memory = host(u64::from(engine.score_rows()) * model.vocab_size as u64 * 4)?;
-        let counted = engine.step_list().graph.active.len();
+        let counted = engine.step_list().program.active.len();
         let active_memory = (0..counted).map(|_| host(4)).collect::<Result<_>>()?;
         let mut session = Session {
             caches,
+            step_memory: ProgramMemory::new(engine.step_list(), devices)?,
+            body_memory: ProgramMemory::new(engine.body_list(), devices)?,
+            head_memory: ProgramMemory::new(engine.head_list(), devices)?,
             residual,
             ids_memory,
             positions_memory,
@@ -79,8 +84,7 @@ impl Session {
             active_memory,
             logits: Vec::new(),
             history: Vec::new(),
-            kv_bytes,
-            submissions: 0,
+            times: AllTimes::default(),
             active: vec![0; engine.model().layers.len()],
             active_tokens: 0,
             created: Snapshot::default(),
@@ -141,21 +145,22 @@ impl Session {
     /// After an error the sequence is what it was before the call, however far that came.
     fn or_forget<T>(&mut self, before: usize, result: Result<T>) -> Result<T> {
         if result.is_err() {
-            self.history.truncate(before);
-            self.logits.clear();
+            self.forget(before);
         }
         result
     }
 
     fn prefill_batches(&mut self, ids: &[u32], cancel: &AtomicBool) -> Result<bool> {
         let engine = self.engine.clone();
+        // Where batches run elsewhere, one id that is left over runs there as well: which ids make a batch changes no result.
+        let elsewhere = engine.plan().layers.iter().any(|layer| layer.prefill.is_some());
         let mut rest = ids;
         while !rest.is_empty() {
             if cancel.load(Ordering::Relaxed) {
                 return Ok(false);
             }
             let (batch, after) = rest.split_at(rest.len().min(engine.options().batch as usize));
-            if let ([id], true) = (batch, after.is_empty()) {
+            if let ([id], true, false) = (batch, after.is_empty(), elsewhere) {
                 self.step(*id)?;
             } else {
                 self.body(batch)?;
@@ -222,9 +227,14 @@ impl Session {
         if position > self.past() {
             return Err(RuntimeError::Rewind { position, past: self.past() });
         }
-        self.history.truncate(position as usize);
-        self.logits.clear();
+        self.forget(position as usize);
         Ok(())
+    }
+
+    fn forget(&mut self, from: usize) {
+        self.history.truncate(from);
+        self.caches.forget(from as u32); // no more than the context
+        self.logits.clear();
     }
 
     /// Rewinds to what the sequence and `ids` have in common, leaving at least the last of `ids` to be appended;
@@ -232,8 +242,7 @@ impl Session {
     pub fn reuse_prefix(&mut self, ids: &[u32]) -> usize {
         let common = self.history.iter().zip(ids).take_while(|(a, b)| a == b).count();
         let kept = common.min(ids.len().saturating_sub(1));
-        self.history.truncate(kept);
-        self.logits.clear();
+        self.forget(kept);
         kept
     }
 
@@ -244,10 +253,11 @@ impl Session {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot {
-            submissions: self.submissions,
+            times: self.times.clone(),
             active: self.active.clone(),
             active_tokens: self.active_tokens,
-            backend: self.engine.backend().counters(),
+            kv_bytes_moved: self.caches.bytes_moved,
+            backends: self.engine.backends().iter().map(|backend| backend.counters()).collect(),
             storage: self.engine.storage().counters(),
         }
     }
@@ -263,18 +273,38 @@ impl Session {
         let active_neurons =
             if tokens == 0 { Vec::new() } else { self.active.iter().enumerate().map(share).collect() };
         let tier = &engine.storage().describe().name;
+        let used = engine.device_names().into_iter().zip(engine.backends());
+        let counters = used.enumerate().map(|(at, (name, backend))| {
+            let earlier = before.backends.get(at).map_or(&[][..], Vec::as_slice);
+            DeviceCounters::between(name, earlier, backend.counters())
+        });
+        let counters = counters
+            .chain([DeviceCounters::between(tier, &before.storage, engine.storage().counters())])
+            .collect();
+        let stages = self.stages_since(&before.times);
         Statistics {
             weight_bytes_per_token: engine.weight_bytes_per_token(),
             weight_bytes: engine.weight_bytes(),
             weights_imported: engine.weights_imported(),
-            kv_bytes: self.kv_bytes,
-            submissions: self.submissions - before.submissions,
+            kv_bytes: self.caches.bytes,
+            kv_bytes_moved: self.caches.bytes_moved - before.kv_bytes_moved,
+            submissions: stages.iter().map(|stage| stage.submissions).sum(),
+            stages,
             active_neurons,
-            devices: vec![
-                DeviceCounters::between(engine.device(), &before.backend, engine.backend().counters()),
-                DeviceCounters::between(tier, &before.storage, engine.storage().counters()),
-            ],
+            devices: counters,
         }
+    }
+
+    fn stages_since(&self, before: &AllTimes) -> Vec<StageTimes> {
+        let engine = &self.engine;
+        let names: Vec<&str> = engine.devices().iter().map(|device| device.name.as_str()).collect();
+        let (now, moves) = (&self.times, self.caches.programs());
+        let mut stages = now.body.since(&before.body, &engine.body_list().program, &names);
+        stages.extend(now.head.since(&before.head, &engine.head_list().program, &names));
+        stages.extend(now.step.since(&before.step, &engine.step_list().program, &names));
+        stages
+            .extend(moves.into_iter().flat_map(|list| now.moves.since(&before.moves, &list.program, &names)));
+        stages
     }
 
     /// Ids exist and fit.
@@ -285,17 +315,26 @@ impl Session {
     /// One token through everything.
     fn step(&mut self, id: u32) -> Result<()> {
         let engine = self.engine.clone();
-        let list = engine.step_list();
-        let graph = &list.graph;
+        let (list, past) = (engine.step_list(), self.past());
         self.write_ids(&[id])?;
-        let mut submission = layers(list, &self.caches, 1, self.history.len() as u32);
-        submission.host.extend(graph.ids.map(|slot| (slot, &mut self.ids_memory)));
-        submission.host.extend(graph.positions.map(|slot| (slot, &mut self.positions_memory)));
-        submission.host.extend(graph.logits.map(|slot| (slot, &mut self.logits_memory)));
-        submission.host.extend(graph.active.iter().map(|&(_, slot)| slot).zip(&mut self.active_memory));
-        run(&engine, list, submission, "decoding")?;
-        self.submissions += 1;
+        self.caches.ready(&engine, Phase::Step, past, &mut self.times.moves)?;
+        let mut host = vec![
+            (Bind::Ids, &mut self.ids_memory),
+            (Bind::Positions, &mut self.positions_memory),
+            (Bind::Logits, &mut self.logits_memory),
+        ];
+        host.extend(self.active_memory.iter_mut().enumerate().map(|(at, memory)| (Bind::Active(at), memory)));
+        let bound = Bound {
+            tokens: 1,
+            past: Some(past),
+            residual: None,
+            caches: self.caches.views(Phase::Step),
+            host,
+        };
+        let spans = list.run(engine.devices(), &mut self.step_memory, bound, "decoding")?;
+        self.times.step.add(&list.program, &spans);
         self.history.push(id);
+        self.caches.filled(Phase::Step, self.past());
         self.count_active()?;
         self.take_logits(0, self.past() - 1)
     }
@@ -303,15 +342,20 @@ impl Session {
     /// A batch through the layers; the residual stays on the device.
     fn body(&mut self, ids: &[u32]) -> Result<()> {
         let engine = self.engine.clone();
-        let list = engine.body_list();
+        let (list, past) = (engine.body_list(), self.past());
         self.write_ids(ids)?;
-        let mut submission = layers(list, &self.caches, ids.len() as u32, self.history.len() as u32);
-        submission.device.extend(list.graph.residual.map(|slot| (slot, self.residual.at(0))));
-        submission.host.extend(list.graph.ids.map(|slot| (slot, &mut self.ids_memory)));
-        submission.host.extend(list.graph.positions.map(|slot| (slot, &mut self.positions_memory)));
-        run(&engine, list, submission, "prefill")?;
-        self.submissions += 1;
+        self.caches.ready(&engine, Phase::Body, past, &mut self.times.moves)?;
+        let bound = Bound {
+            tokens: ids.len() as u32,
+            past: Some(past),
+            residual: Some(self.residual.at(0)),
+            caches: self.caches.views(Phase::Body),
+            host: vec![(Bind::Ids, &mut self.ids_memory), (Bind::Positions, &mut self.positions_memory)],
+        };
+        let spans = list.run(engine.devices(), &mut self.body_memory, bound, "prefill")?;
+        self.times.body.add(&list.program, &spans);
         self.history.extend_from_slice(ids);
+        self.caches.filled(Phase::Body, self.past());
         self.logits.clear();
         Ok(())
     }
@@ -320,11 +364,15 @@ impl Session {
     fn head(&mut self, list: &Prepared, row: u64, rows: u32) -> Result<()> {
         let engine = self.engine.clone();
         let offset = row * residual_stride(engine.model(), engine.row_alignment());
-        let mut submission = Submission { tokens: rows, ..Submission::default() };
-        submission.device.extend(list.graph.residual.map(|slot| (slot, self.residual.at(offset))));
-        submission.host.extend(list.graph.logits.map(|slot| (slot, &mut self.logits_memory)));
-        run(&engine, list, submission, "computing logits")?;
-        self.submissions += 1;
+        let bound = Bound {
+            tokens: rows,
+            past: None,
+            residual: Some(self.residual.at(offset)),
+            caches: Vec::new(),
+            host: vec![(Bind::Logits, &mut self.logits_memory)],
+        };
+        let spans = list.run(engine.devices(), &mut self.head_memory, bound, "computing logits")?;
+        self.times.head.add(&list.program, &spans);
         Ok(())
     }
 
@@ -359,7 +407,7 @@ impl Session {
         if self.active_memory.is_empty() {
             return Ok(());
         }
-        for (&(layer, _), memory) in self.engine.step_list().graph.active.iter().zip(&self.active_memory) {
+        for (&layer, memory) in self.engine.step_list().program.active.iter().zip(&self.active_memory) {
             let mut count = [0i32];
             memory.read(0, &mut count).map_err(RuntimeError::device("host", "reading the active counts"))?;
             self.active[layer] += u64::from(count[0].max(0).cast_unsigned());
@@ -377,32 +425,8 @@ pub(crate) fn position_rows(model: &ModelDescription, past: u32, count: usize) -
     (first..first + count).map(|row| i32::try_from(row).unwrap_or(i32::MAX)).collect()
 }
 
-/// A submission of a list with layers, bound to the KV cache.
-pub(crate) fn layers<'a>(
-    list: &'a Prepared,
-    caches: &[DeviceBuffer],
-    tokens: u32,
-    past: u32,
-) -> Submission<'a> {
-    let slots: &[SlotId] = &list.graph.caches;
-    let ranges = list.graph.ranges.iter();
-    Submission {
-        tokens,
-        device: slots.iter().zip(caches).map(|(&slot, cache)| (slot, cache.at(0))).collect(),
-        host: Vec::new(),
-        sequences: vec![SequenceSpan { first_token: 0, tokens, past, cache_base: 0 }],
-        ranges: ranges.map(|(operation, ranges)| ActiveRanges { operation: *operation, ranges }).collect(),
-    }
-}
-
 /// Neurons of a layer that a token could make active.
 fn neurons_per_token(ffn: &formats::model::FeedForward) -> usize {
     let networks = ffn.experts.as_ref().map_or(1, |experts| experts.used);
     (ffn.n_ff * networks).max(1)
-}
-
-fn run(engine: &Engine, list: &Prepared, submission: Submission<'_>, doing: &str) -> Result<()> {
-    submission
-        .run(&**engine.backend(), list.executable.id())
-        .map_err(RuntimeError::device(engine.device(), doing))
 }

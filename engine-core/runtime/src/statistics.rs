@@ -1,5 +1,6 @@
 //! Counts that explain what a run did.
 
+use crate::stages::StageTimes;
 use engine_core::backend::Counter;
 use serde::Serialize;
 
@@ -8,14 +9,18 @@ use serde::Serialize;
 pub struct Statistics {
     /// Bytes of weights that one token reads where no neuron is skipped, by arithmetic.
     pub weight_bytes_per_token: u64,
-    /// Bytes of weights on the device (or viewed by it), each tensor once.
+    /// Bytes of weights on the devices (or viewed by them), each tensor once on each.
     pub weight_bytes: u64,
     /// Whether the device views the storage tier's memory instead of holding a copy.
     pub weights_imported: bool,
-    /// Bytes of this session's KV cache.
+    /// Bytes of this session's KV caches.
     pub kv_bytes: u64,
+    /// Bytes of keys and values that were moved from one device to another during the run.
+    pub kv_bytes_moved: u64,
     /// Submissions made by this session during the run.
     pub submissions: u64,
+    /// The same by device and part of the model, with their times.
+    pub stages: Vec<StageTimes>,
     /// Share of neurons that were active while decoding, per layer; empty where they were not counted.
     pub active_neurons: Vec<f64>,
     /// Counters of devices and tier: the change during the run, and where that has no meaning (such as

@@ -5,10 +5,12 @@
 //! networks' part is the rest. Norms, biases and the row of the embedding are too small to be counted.
 
 use crate::Engine;
-use crate::profile::{Fixed, Sizes};
+use crate::profile::Fixed;
+use engine_core::ComputeBackend;
 use engine_core::planner::SparsityPolicy;
 use formats::model::Layer;
 use serde::Serialize;
+use std::sync::Arc;
 
 /// The counter of a device that counts the bytes of weights that it multiplies.
 const READ: &str = "weight_bytes_read";
@@ -38,10 +40,13 @@ impl StepBytes {
 }
 
 impl Engine {
-    /// Bytes of weights that the device has multiplied since it was opened; `None` where it does not count them.
+    /// Bytes of weights that the devices have multiplied since they were opened; `None` where one does not count them.
     pub fn weight_bytes_read(&self) -> Option<u64> {
-        let counters = self.backend().counters();
-        counters.into_iter().find(|counter| counter.name == READ).map(|counter| counter.value)
+        let read = |backend: &&Arc<dyn ComputeBackend>| {
+            let counters = backend.counters();
+            counters.into_iter().find(|counter| counter.name == READ).map(|counter| counter.value)
+        };
+        self.backends().iter().map(read).sum()
     }
 
     /// The parts of `read` bytes of weights per token (the mean that the device counted) of a sequence of `tokens` tokens
@@ -61,10 +66,6 @@ impl Engine {
         let kv = self.model().layers.iter().map(|layer| kv_bytes(layer, tokens)).sum();
         let ffn = (read - (attention + head + predictors) as f64).max(0.0);
         StepBytes { attention, head, predictors, ffn, kv }
-    }
-
-    fn sizes(&self) -> Sizes<'_> {
-        Sizes { model: self.model(), conversions: self.conversions() }
     }
 }
 

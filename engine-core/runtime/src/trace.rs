@@ -5,8 +5,7 @@
 //! followed by the head on all its tokens; then one submission per decoded id.
 
 use crate::EngineOptions;
-use crate::conversions::Conversions;
-use crate::graph::{Graph, GraphOptions, Places, body, head, step};
+use crate::graph::{Graph, GraphOptions, OnDevice, body, head, step};
 use crate::options::{Activations, SparsityChoice};
 use crate::session::position_rows;
 use crate::weight::Weight;
@@ -83,18 +82,17 @@ impl<'a> Trace<'a> {
         let graph_options = GraphOptions {
             model: &model,
             plan: &plan,
+            embedding: 0,
             activations: options.activations,
             context,
-            row_alignment: options.alignment,
             count_active: false,
-            conversions: Conversions::NONE,
+            devices: &[OnDevice::plain(options.alignment)],
         };
-        let nowhere = &Places::nowhere();
         let mut trace = Trace { file, weights: BTreeMap::new(), submissions: Vec::new() };
         let mut past = 0;
         for batch in prompt.chunks(options.batch.max(1) as usize) {
             let capacity = batch.len() as u32; // at most the batch
-            let layers = body(graph_options, nowhere, capacity)?;
+            let layers = body(graph_options, capacity)?;
             trace.push(
                 &model,
                 format!("prefill of {capacity} tokens from position {past}"),
@@ -102,7 +100,7 @@ impl<'a> Trace<'a> {
                 batch,
                 past,
             );
-            let last = head(graph_options, nowhere, capacity)?;
+            let last = head(graph_options, capacity)?;
             trace.push(
                 &model,
                 format!("logits of {capacity} tokens from position {past}"),
@@ -113,7 +111,7 @@ impl<'a> Trace<'a> {
             past += capacity;
         }
         for id in rest {
-            let whole = step(graph_options, nowhere)?;
+            let whole = step(graph_options)?;
             trace.push(&model, format!("decoding at position {past}"), whole, &[*id], past);
             past += 1;
         }
@@ -215,7 +213,7 @@ fn shared_plan(model: &ModelDescription, options: &TraceOptions) -> Result<Vec<L
             let clusters = ClusterSet::from_ranges(vec![range]).unwrap_or_else(|_| ClusterSet::all(neurons));
             FfnShare { device: 0, clusters, sparsity }
         };
-        LayerPlan { attention: 0, ffn: (0..shares).map(share).collect() }
+        LayerPlan { attention: 0, ffn: (0..shares).map(share).collect(), prefill: None }
     };
     Ok(model.layers.iter().enumerate().map(layer).collect())
 }

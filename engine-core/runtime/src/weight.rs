@@ -2,7 +2,7 @@
 //! type, or numbers that follow from the description.
 
 use crate::{Result, RuntimeError};
-use engine_core::{DType, TensorType};
+use engine_core::{ClusterSet, DType, TensorType};
 use formats::model::Linear;
 use formats::quantise::{dequantise_rows, quantise_rows};
 use formats::{ModelDescription, TensorInfo};
@@ -24,8 +24,8 @@ pub(crate) struct Weight {
 enum Source {
     /// As stored.
     Stored(Stored),
-    /// Every element in another type, plus `add`.
-    Converted { stored: Stored, add: f32 },
+    /// Every element in another type, plus `add`; or parts of rows, put together.
+    Made { stored: Stored, add: f32 },
     /// In no file.
     Values(Vec<f32>),
 }
@@ -38,6 +38,37 @@ pub(crate) struct Stored {
     pub(crate) runs: Vec<Run>,
     /// Whether they are tensors of their own.
     pub(crate) gathered: bool,
+    /// The parts of each row that are wanted, where these are not all.
+    columns: Option<Columns>,
+}
+
+/// Parts of rows.
+#[derive(Clone, Debug, PartialEq)]
+struct Columns {
+    /// Of a whole row, in bytes.
+    row: u64,
+    /// Bytes within the row, ascending, whole blocks.
+    parts: Vec<Range<u64>>,
+}
+
+impl Columns {
+    /// Bytes of a row's parts together.
+    fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.end - part.start).sum()
+    }
+
+    /// The parts of whole rows, one behind the other.
+    fn of(&self, rows: &[u8]) -> Vec<u8> {
+        let size = usize::try_from(self.row.max(1)).unwrap_or(usize::MAX);
+        let mut found = Vec::new();
+        for row in rows.chunks_exact(size) {
+            for part in &self.parts {
+                // Within the row: the ranges were made from its length.
+                found.extend_from_slice(row.get(part.start as usize..part.end as usize).unwrap_or_default());
+            }
+        }
+        found
+    }
 }
 
 /// Bytes of one of the model's files.
@@ -51,12 +82,16 @@ pub(crate) struct Run {
 impl Stored {
     /// All of a tensor.
     fn whole(tensor: &TensorInfo) -> Stored {
-        Stored { dtype: tensor.dtype, runs: vec![Run::of(tensor)], gathered: false }
+        Stored { dtype: tensor.dtype, runs: vec![Run::of(tensor)], gathered: false, columns: None }
     }
 
     /// Bytes in the files.
     pub(crate) fn byte_len(&self) -> u64 {
-        self.runs.iter().map(|run| run.range.end - run.range.start).sum()
+        let whole: u64 = self.runs.iter().map(|run| run.range.end - run.range.start).sum();
+        match &self.columns {
+            None => whole,
+            Some(columns) => whole / columns.row.max(1) * columns.bytes(),
+        }
     }
 }
 
@@ -87,7 +122,7 @@ impl Weight {
         if !linear.parts.is_empty() {
             let whole = &linear.weight;
             let runs = linear.parts.iter().map(Run::of).collect();
-            let stored = Stored { dtype: whole.dtype, runs, gathered: true };
+            let stored = Stored { dtype: whole.dtype, runs, gathered: true, columns: None };
             return Weight::of(model, &whole.name, stored, (whole.rows(), whole.row_elements(), dtype), 0.0);
         }
         if linear.rows.is_empty() {
@@ -119,6 +154,59 @@ impl Weight {
         Weight::of(model, &name, stored, (1, linear.outputs(), DType::F32), 0.0).map(Some)
     }
 
+    /// Rows of a matrix with a row per neuron: those of some neurons.
+    ///
+    /// # Errors
+    /// As [`Weight::matrix`].
+    pub(crate) fn neuron_rows(
+        model: &ModelDescription,
+        tensor: &TensorInfo,
+        dtype: DType,
+        neurons: &ClusterSet,
+    ) -> Result<Weight> {
+        let (_, stored) = some_rows(tensor, tensor.rows(), &ranges(neurons));
+        let shape = (neurons.len().into(), tensor.row_elements(), dtype);
+        Weight::of(model, &part_name(tensor, neurons), stored, shape, 0.0)
+    }
+
+    /// Elements of a vector with one per neuron: those of some neurons. Always F32.
+    ///
+    /// # Errors
+    /// As [`Weight::matrix`].
+    pub(crate) fn neuron_vector(
+        model: &ModelDescription,
+        tensor: &TensorInfo,
+        neurons: &ClusterSet,
+    ) -> Result<Weight> {
+        let (_, stored) = some_rows(tensor, tensor.elements(), &ranges(neurons));
+        Weight::of(model, &part_name(tensor, neurons), stored, (1, neurons.len().into(), DType::F32), 0.0)
+    }
+
+    /// Columns of a matrix with a column per neuron: those of some neurons, in whole blocks.
+    ///
+    /// # Errors
+    /// As [`Weight::matrix`].
+    pub(crate) fn neuron_columns(
+        model: &ModelDescription,
+        tensor: &TensorInfo,
+        dtype: DType,
+        neurons: &ClusterSet,
+    ) -> Result<Weight> {
+        let bytes = |elements: u64| tensor.dtype.row_bytes(elements);
+        let part = |range: &Range<u64>| Some(bytes(range.start)?..bytes(range.end)?);
+        let parts: Option<Vec<_>> = ranges(neurons).iter().map(part).collect();
+        let (Some(parts), Some(row)) = (parts, bytes(tensor.row_elements())) else {
+            return Err(RuntimeError::Model {
+                path: path_of(model, tensor.file).to_path_buf(),
+                what: format!("dividing `{}` of type {} between devices", tensor.name, tensor.dtype),
+                advice: "plan ranges of neurons that begin and end with its blocks".into(),
+            });
+        };
+        let stored = Stored { columns: Some(Columns { row, parts }), ..Stored::whole(tensor) };
+        let shape = (tensor.rows(), neurons.len().into(), dtype);
+        Weight::of(model, &part_name(tensor, neurons), stored, shape, 0.0)
+    }
+
     /// A vector that is in no file; `name` says what it follows from.
     pub(crate) fn values(name: String, values: Vec<f32>) -> Weight {
         Weight { name, shape: TensorType::f32_vector(values.len() as u64), source: Source::Values(values) }
@@ -137,11 +225,15 @@ impl Weight {
             advice: "store it as F32, F16 or BF16".into(),
         };
         let shape = TensorType::matrix(dtype, rows, columns).map_err(|error| refused(error.detail()))?;
-        if stored.dtype == dtype && add == 0.0 {
+        if stored.dtype == dtype && add == 0.0 && stored.columns.is_none() {
             return Ok(Weight { name: name.to_owned(), shape, source: Source::Stored(stored) });
         }
         // A portion of the result is made of as many whole rows.
-        if !formats::quantise::READABLE.contains(&stored.dtype) || stored.dtype.row_bytes(columns).is_none() {
+        let converts = stored.dtype != dtype || add != 0.0;
+        if converts
+            && (!formats::quantise::READABLE.contains(&stored.dtype)
+                || stored.dtype.row_bytes(columns).is_none())
+        {
             return Err(refused("it cannot be converted".into()));
         }
         let mut name = name.to_owned();
@@ -151,7 +243,7 @@ impl Weight {
         if add != 0.0 {
             name = format!("{name} + {add}");
         }
-        Ok(Weight { name, shape, source: Source::Converted { stored, add } })
+        Ok(Weight { name, shape, source: Source::Made { stored, add } })
     }
 
     /// Bytes on a device.
@@ -174,10 +266,10 @@ impl Weight {
         matches!(&runs[..], [run] if run.range.start.is_multiple_of(alignment))
     }
 
-    /// The type it has in the file, where it is converted.
-    pub(crate) fn converted_from(&self) -> Option<&Stored> {
+    /// What it is made from, where it is not there as the device gets it: in another type, or parts of rows.
+    pub(crate) fn made_from(&self) -> Option<&Stored> {
         match &self.source {
-            Source::Converted { stored, .. } => Some(stored),
+            Source::Made { stored, .. } => Some(stored),
             _ => None,
         }
     }
@@ -200,10 +292,18 @@ impl Weight {
             Source::Stored(stored) => {
                 stored.runs.iter().try_for_each(|run| emit(&read(run.file, run.range.clone())?))
             }
-            Source::Converted { stored, add } => {
+            Source::Made { stored, add } => {
                 for run in &stored.runs {
                     for portion in self.portions(stored, run.range.clone()) {
-                        emit(&self.convert(stored, &read(run.file, portion)?, *add, threads)?)?;
+                        let mut bytes = read(run.file, portion)?;
+                        if let Some(columns) = &stored.columns {
+                            bytes = columns.of(&bytes).into();
+                        }
+                        if stored.dtype == self.shape.dtype && *add == 0.0 {
+                            emit(&bytes)?;
+                        } else {
+                            emit(&self.convert(stored, &bytes, *add, threads)?)?;
+                        }
                     }
                 }
                 Ok(())
@@ -219,7 +319,10 @@ impl Weight {
     /// A run of whole units in parts of at most some millions of elements.
     fn portions(&self, stored: &Stored, run: Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
         let unit = self.unit(stored);
-        let bytes = stored.dtype.row_bytes(unit).unwrap_or(1).max(1); // checked when it was made
+        let bytes = match &stored.columns {
+            Some(columns) => columns.row.max(1),
+            None => stored.dtype.row_bytes(unit).unwrap_or(1).max(1), // checked when it was made
+        };
         let step = (PORTION / unit).max(1).saturating_mul(bytes);
         std::iter::successors(Some(run.start), move |start| start.checked_add(step))
             .take_while(move |start| *start < run.end)
@@ -252,8 +355,20 @@ fn some_rows(tensor: &TensorInfo, of: u64, rows: &[Range<u64>]) -> (String, Stor
     let range = |rows: &Range<u64>| start + rows.start * unit..start + rows.end * unit;
     let runs = rows.iter().map(|rows| Run { file: tensor.file, range: range(rows) }).collect();
     let first = rows.first().map_or(0..0, Range::clone);
-    let name = format!("{}[{}..{} and {} more]", tensor.name, first.start, first.end, rows.len() - 1);
-    (name, Stored { dtype: tensor.dtype, runs, gathered: false })
+    let more = rows.len().saturating_sub(1);
+    let name = format!("{}[{}..{} and {more} more]", tensor.name, first.start, first.end);
+    (name, Stored { dtype: tensor.dtype, runs, gathered: false, columns: None })
+}
+
+/// Neurons as ranges of rows, or of columns.
+fn ranges(neurons: &ClusterSet) -> Vec<Range<u64>> {
+    neurons.ranges().iter().map(|range| u64::from(range.start)..u64::from(range.end)).collect()
+}
+
+/// The name of some neurons' part of a tensor: all ranges, so that no two parts share one.
+fn part_name(tensor: &TensorInfo, neurons: &ClusterSet) -> String {
+    let ranges: Vec<String> = neurons.ranges().iter().map(ToString::to_string).collect();
+    format!("{}[{}]", tensor.name, ranges.join(", "))
 }
 
 /// The path of one of a model's files, for messages.

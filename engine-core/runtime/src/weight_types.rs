@@ -34,18 +34,14 @@ pub fn plan_with_types(
     options: EngineOptions,
 ) -> Result<(Placement, Vec<WeightType>)> {
     let planned = Planned::new(file, stack, options)?;
-    let types = of(&planned.weights);
-    let (device, backend) = &stack.compute[planned.at];
-    let device_notes = backend.describe().notes.clone();
-    let placement =
-        Placement { device: device.clone(), device_notes, plan: planned.plan, context: planned.context };
-    Ok((placement, types))
+    let types = of(planned.weights.iter().flatten());
+    Ok((Placement::of(planned), types))
 }
 
-fn of(weights: &[Weight]) -> Vec<WeightType> {
+fn of<'a>(weights: impl IntoIterator<Item = &'a Weight>) -> Vec<WeightType> {
     let mut found: BTreeMap<(DType, DType), (usize, u64, u64)> = BTreeMap::new();
-    for weight in weights.iter().filter(|weight| weight.shape.rows > 1) {
-        let Some(stored) = weight.stored().or_else(|| weight.converted_from()) else { continue };
+    for weight in weights.into_iter().filter(|weight| weight.shape.rows > 1) {
+        let Some(stored) = weight.stored().or_else(|| weight.made_from()) else { continue };
         let bytes = stored.byte_len();
         let entry = found.entry((stored.dtype, weight.shape.dtype)).or_default();
         *entry = (entry.0 + 1, entry.1 + bytes, entry.2 + weight.byte_len());

@@ -1,9 +1,10 @@
-//! Brings the weights that a model's lists read to a device: as a view of the storage tier's memory where the device
+//! Brings the weights that a model's lists read to their devices: as a view of the storage tier's memory where the device
 //! can, as a copy otherwise, converted where the device needs it.
 
 use crate::graph::Places;
 use crate::host_binding::{self, Submission};
 use crate::resource::{DeviceBuffer, Executable, OpenFile};
+use crate::stages::Named;
 use crate::weight::{Stored, Weight, address_unit, path_of};
 use crate::{Result, RuntimeError};
 use engine_core::backend::{Bindings, Bound, BufferUse, BufferView};
@@ -15,29 +16,57 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The weights on the device. Buffers go before the files whose memory they may view.
+/// The weights on their devices. Buffers go before the files whose memory they may view.
 pub(crate) struct Weights {
-    pub(crate) places: Places,
-    /// Of all weights.
+    /// Per device of the plan.
+    pub(crate) places: Vec<Places>,
+    /// Of all weights, each device's own.
     pub(crate) bytes: u64,
-    /// Of those that the device holds itself, beside what it views.
+    /// Of those that devices hold themselves, beside what they view.
     pub(crate) copied: u64,
     _buffers: Vec<DeviceBuffer>,
-    _files: Vec<OpenFile>,
+    _files: Vec<Arc<ModelFile>>,
 }
 
 impl Weights {
-    /// Opens the model's files in `storage` and brings `weights` (each once) to `backend`. `files_len` is the length of
+    /// Opens the model's files in `storage` and brings each device its `weights` (each once). `files_len` is the length of
     /// all files when their headers were read.
     pub(crate) fn load(
         model: &ModelDescription,
         files_len: u64,
+        weights: &[Vec<Weight>],
+        storage: &Arc<dyn StorageTier>,
+        devices: &[Named],
+    ) -> Result<Weights> {
+        let files = open(model, files_len, storage)?;
+        let mut all =
+            Weights { places: Vec::new(), bytes: 0, copied: 0, _buffers: Vec::new(), _files: Vec::new() };
+        for (device, weights) in devices.iter().zip(weights) {
+            all.bring(model, weights, storage, device, &files)?;
+        }
+        // A file that nothing views is needed no more: a tier that keeps it in memory gives that back.
+        drop(files);
+        Ok(all)
+    }
+
+    /// Brings one device its weights.
+    fn bring(
+        &mut self,
+        model: &ModelDescription,
         weights: &[Weight],
         storage: &Arc<dyn StorageTier>,
-        (device, backend): (&str, &Arc<dyn ComputeBackend>),
-    ) -> Result<Weights> {
-        let mut files = Files::open(model, files_len, storage, (device, backend))?;
-        let mut places = Places::nowhere();
+        device: &Named,
+        files: &[Arc<ModelFile>],
+    ) -> Result<()> {
+        let mut files = Files {
+            model,
+            storage,
+            device: &device.name,
+            backend: &device.backend,
+            files: files.iter().map(|file| OnDevice { file: Arc::clone(file), imported: None }).collect(),
+            reasons: BTreeMap::new(),
+        };
+        let mut places = Places::default();
         let (mut as_stored, mut made, mut copied) = (Vec::new(), Vec::new(), 0);
         for weight in weights {
             match weight.stored() {
@@ -55,12 +84,18 @@ impl Weights {
         let mut buffers = Vec::new();
         files.copy(&as_stored, &mut places, &mut buffers)?;
         files.make(&made, &mut places, &mut buffers)?;
-        files.tell(&made, copied);
-        // A file that nothing views is needed no more: a tier that keeps it in memory gives that back.
-        let (imported, files) = files.close_unviewed();
+        if !weights.is_empty() {
+            files.tell(&made, copied);
+        }
+        let viewed = files.files.into_iter().filter_map(|file| Some((file.imported??, file.file)));
+        let (imported, viewed): (Vec<DeviceBuffer>, Vec<Arc<ModelFile>>) = viewed.unzip();
         buffers.extend(imported);
-        let bytes = weights.iter().map(Weight::byte_len).sum();
-        Ok(Weights { places, bytes, copied, _buffers: buffers, _files: files })
+        self.places.push(places);
+        self.bytes += weights.iter().map(Weight::byte_len).sum::<u64>();
+        self.copied += copied;
+        self._buffers.extend(buffers);
+        self._files.extend(viewed);
+        Ok(())
     }
 }
 
@@ -68,8 +103,46 @@ impl Weights {
 struct ModelFile {
     file: OpenFile,
     span: HostSpan,
+}
+
+/// A file of the model and one device.
+struct OnDevice {
+    file: Arc<ModelFile>,
     /// The device's view of it, asked for once; none where the device cannot.
     imported: Option<Option<DeviceBuffer>>,
+}
+
+/// The model's files, open.
+fn open(
+    model: &ModelDescription,
+    files_len: u64,
+    storage: &Arc<dyn StorageTier>,
+) -> Result<Vec<Arc<ModelFile>>> {
+    let tier = &storage.describe().name;
+    let (mut files, mut total) = (Vec::new(), 0_u64);
+    for path in &model.files {
+        let failed = |doing| {
+            move |source| RuntimeError::Storage { tier: tier.clone(), path: path.clone(), doing, source }
+        };
+        let file = OpenFile::open(storage, path).map_err(failed("open the model"))?;
+        let length = storage.len(file.id()).map_err(failed("tell the model's length"))?;
+        total = total.saturating_add(length);
+        let span = storage
+            .resident(file.id(), 0..length)
+            .map_err(failed("show the model in memory"))?
+            .ok_or_else(|| engine_core::Error::unsupported(
+                "it keeps nothing in memory, and reading weights piece by piece is not built yet; choose `mmap` or `ram` in [storage] tier"
+            ))
+            .map_err(failed("keep the model in memory"))?;
+        files.push(Arc::new(ModelFile { file, span }));
+    }
+    if total != files_len {
+        let detail = format!("it has {total} bytes now, {files_len} when its header was read; load it again");
+        let (tier, path) = (tier.clone(), model.path.clone());
+        let source = engine_core::Error::io(detail);
+        return Err(RuntimeError::Storage { tier, path, doing: "read the model", source });
+    }
+    Ok(files)
 }
 
 /// The model's files on their way to one device.
@@ -78,48 +151,14 @@ struct Files<'a> {
     storage: &'a Arc<dyn StorageTier>,
     device: &'a str,
     backend: &'a Arc<dyn ComputeBackend>,
-    files: Vec<ModelFile>,
+    files: Vec<OnDevice>,
     /// Why weights are copied: how many bytes and weights, by reason.
     reasons: BTreeMap<String, (u64, usize)>,
 }
 
 impl<'a> Files<'a> {
-    fn open(
-        model: &'a ModelDescription,
-        files_len: u64,
-        storage: &'a Arc<dyn StorageTier>,
-        (device, backend): (&'a str, &'a Arc<dyn ComputeBackend>),
-    ) -> Result<Files<'a>> {
-        let tier = &storage.describe().name;
-        let (mut files, mut total) = (Vec::new(), 0_u64);
-        for path in &model.files {
-            let failed = |doing| {
-                move |source| RuntimeError::Storage { tier: tier.clone(), path: path.clone(), doing, source }
-            };
-            let file = OpenFile::open(storage, path).map_err(failed("open the model"))?;
-            let length = storage.len(file.id()).map_err(failed("tell the model's length"))?;
-            total = total.saturating_add(length);
-            let span = storage
-                .resident(file.id(), 0..length)
-                .map_err(failed("show the model in memory"))?
-                .ok_or_else(|| engine_core::Error::unsupported(
-                    "it keeps nothing in memory, and reading weights piece by piece is not built yet; choose `mmap` or `ram` in [storage] tier"
-                ))
-                .map_err(failed("keep the model in memory"))?;
-            files.push(ModelFile { file, span, imported: None });
-        }
-        if total != files_len {
-            let detail =
-                format!("it has {total} bytes now, {files_len} when its header was read; load it again");
-            let (tier, path) = (tier.clone(), model.path.clone());
-            let source = engine_core::Error::io(detail);
-            return Err(RuntimeError::Storage { tier, path, doing: "read the model", source });
-        }
-        Ok(Files { model, storage, device, backend, files, reasons: BTreeMap::new() })
-    }
-
     fn file(&self, at: usize) -> Result<&ModelFile> {
-        self.files.get(at).ok_or_else(|| {
+        self.files.get(at).map(|file| &*file.file).ok_or_else(|| {
             let source = engine_core::Error::internal(format!("the model has no file {at}"));
             RuntimeError::device(self.device, "reading the weights")(source)
         })
@@ -278,7 +317,9 @@ impl<'a> Files<'a> {
         }
         let mut conversions: BTreeMap<(DType, DType), (u64, u64, usize)> = BTreeMap::new();
         for weight in made {
-            let Some(stored) = weight.converted_from() else { continue };
+            let Some(stored) = weight.made_from().filter(|from| from.dtype != weight.shape.dtype) else {
+                continue;
+            };
             let before = stored.byte_len();
             let entry = conversions.entry((stored.dtype, weight.shape.dtype)).or_default();
             *entry = (entry.0 + before, entry.1 + weight.byte_len(), entry.2 + 1);
@@ -297,11 +338,6 @@ impl<'a> Files<'a> {
             }
         }
         tracing::debug!("{copied} bytes of weights are in memory of device `{device}` itself");
-    }
-
-    fn close_unviewed(self) -> (Vec<DeviceBuffer>, Vec<OpenFile>) {
-        let viewed = self.files.into_iter().filter_map(|file| Some((file.imported??, file.file)));
-        viewed.unzip()
     }
 }
 

@@ -3,8 +3,8 @@
 
 use super::{Options, Tensor, tensors};
 use crate::gguf::GgufFile;
-use engine_core::DType;
 use crate::{FormatError, Result};
+use engine_core::DType;
 
 const PARTS: [&str; 4] = ["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight", "ffn_down_t.weight"];
 /// Rows of one matrix that are further apart than this share of their length are of two models: 4 bits lose about 0.1.

@@ -29,6 +29,7 @@ fn order(layer: usize) -> Vec<u32> {
 
 fn neurons(up: bool) -> Vec<Neurons> {
     let layer = |layer| Neurons {
+        experts: 0,
         order: order(layer),
         frequency: vec![0.5; NEURONS as usize],
         planes: Some(Planes {

@@ -407,7 +407,8 @@ proptest! {
         threshold in number().prop_filter("finite", |x| x.is_finite()),
     ) {
         use engine_core::planner::{
-            Budget, DeviceProfile, HardwareProfile, LayerProfile, ModelProfile, SparsityKind, SparsityPolicy,
+            Budget, DeviceProfile, HardwareProfile, LayerProfile, ModelProfile, Part, SparsityKind,
+            SparsityPolicy,
         };
         let model = ModelProfile {
             name: "m".into(),
@@ -415,6 +416,7 @@ proptest! {
             embedding_bytes: u64::MAX,
             kv_bytes: 1,
             activation_bytes: 2,
+            divided_bytes: 3,
             layers: vec![LayerProfile {
                 attention_bytes: 3,
                 neurons: 20,
@@ -426,6 +428,8 @@ proptest! {
                     SparsityPolicy::Predictor { threshold },
                     SparsityPolicy::Bitplane { deviations: threshold, threshold },
                 ],
+                whole: true,
+                block: 32,
             }],
         };
         let hardware = HardwareProfile {
@@ -437,12 +441,16 @@ proptest! {
                 sync_seconds: floats.1,
                 unsupported: vec!["x".into()],
                 sparse: true,
+                parts: vec![Part::Projections, Part::Ffn],
             }],
         };
         let budget = Budget {
             slowdown: floats.2,
             strict: true,
             sparsity: Some(SparsityKind::Predictor),
+            hot: Some(floats.2),
+            attention: Some("cpu".into()),
+            prefill: None,
         };
         let json = request_to_json(&model, &hardware, &budget).unwrap();
         prop_assert_eq!(request_from_json(&json).unwrap(), (model, hardware, budget));

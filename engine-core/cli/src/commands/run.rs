@@ -134,6 +134,16 @@ pub(super) fn summarise(running: &Running, generation: &Generation, max_tokens: 
         timings.decode_tokens_per_second,
         generation.seed,
     );
+    for stage in &generation.statistics.stages {
+        tracing::debug!(
+            "{}: {} x {}, {:.4} s, {:.4} s of these waited for",
+            stage.device,
+            stage.submissions,
+            stage.what,
+            stage.seconds,
+            stage.waited_seconds,
+        );
+    }
     for device in &generation.statistics.devices {
         let counters: Vec<String> =
             device.counters.iter().map(|(name, value)| format!("{name} {value}")).collect();

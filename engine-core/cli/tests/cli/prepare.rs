@@ -195,7 +195,8 @@ fn goes_on() {
         run(&[&["run", "-m", output, "--sparsity", "threshold", "--skip", "0.93"][..], &short].concat());
     assert!(beyond.stderr.contains("from 0.1 to 0.9; 0.9 is used"), "{}", beyond.stderr);
     // Labelled by what ran, not by what was asked for.
-    let measured = ["perplexity", "--separate", "--against", "auto", "--json", "--file", &corpus, "-m", output];
+    let measured =
+        ["perplexity", "--separate", "--against", "auto", "--json", "--file", &corpus, "-m", output];
     assert_eq!(run(&measured).json()["against"]["policy"], "bitplane");
 
     // Other options, the same recording; the same options, the same results.

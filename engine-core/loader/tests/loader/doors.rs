@@ -226,7 +226,7 @@ fn planner_through_the_root_module() {
         zero_below: true,
         predictor_bytes: 0,
         frequency: vec![0.1, 0.7],
-        calibrated: vec![],
+        ..LayerProfile::default()
     };
     let model = ModelProfile {
         name: "m".into(),
@@ -234,6 +234,7 @@ fn planner_through_the_root_module() {
         embedding_bytes: 1,
         kv_bytes: 2,
         activation_bytes: 3,
+        divided_bytes: 4,
         layers: vec![layer; 2],
     };
     let device = DeviceProfile {
@@ -241,8 +242,8 @@ fn planner_through_the_root_module() {
         memory_bytes: 100,
         bandwidth: 1e9,
         sync_seconds: 1e-5,
-        unsupported: vec![],
         sparse: true,
+        ..DeviceProfile::default()
     };
     let hardware = HardwareProfile { hash: "hh".into(), devices: vec![device] };
     let plan = planner.plan(&model, &hardware, &Budget::default()).unwrap();

@@ -1,15 +1,16 @@
 //! Builds one list: slots by name, weights as constants, embedding and head.
 
-use super::{Graph, GraphOptions, Kind, Places, Seen, refused, residual_stride};
+use super::{Graph, GraphOptions, Kind, OnDevice, Seen, refused, residual_stride};
 use crate::conversions::Use;
 use crate::observe::Wanted;
 use crate::weight::Weight;
 use crate::{Activations, Result, RuntimeError};
+use engine_core::backend::{BufferId, BufferView};
 use engine_core::operation::{
     Accumulation, Arithmetic, NormKind, OperationKind, OperationList, Place, Quantization, Slot, SlotId,
     SlotRole,
 };
-use engine_core::{ClusterRange, DType, TensorType};
+use engine_core::{ClusterRange, ClusterSet, DType, TensorType};
 use formats::{TensorInfo, model};
 use std::collections::HashMap;
 
@@ -21,12 +22,17 @@ pub(super) struct Embedded {
 
 pub(super) struct Builder<'a> {
     pub(super) options: GraphOptions<'a>,
-    places: &'a Places,
     pub(super) list: OperationList,
+    /// The device of what is pushed, as an index and as what it asks.
+    at: u32,
+    pub(super) device: &'a OnDevice,
+    /// The device of each operation.
+    placed: Vec<u32>,
     weights: Vec<Weight>,
+    slots: Vec<SlotId>,
     /// By the weight's name, and by scratch name and width: layers share what does not outlive them.
     constants: HashMap<String, SlotId>,
-    scratch: HashMap<(&'static str, u64), SlotId>,
+    scratch: HashMap<(String, u64), SlotId>,
     pub(super) caches: Vec<SlotId>,
     pub(super) active: Vec<(usize, SlotId)>,
     pub(super) ranges: Vec<(u32, Vec<ClusterRange>)>,
@@ -39,17 +45,17 @@ pub(super) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    pub(super) fn new(
-        options: GraphOptions<'a>,
-        places: &'a Places,
-        capacity: u32,
-        many_tokens: bool,
-    ) -> Self {
-        Builder {
+    /// Begins on the device with embedding table and head.
+    pub(super) fn new(options: GraphOptions<'a>, capacity: u32, many_tokens: bool) -> Result<Self> {
+        let at = options.embedding;
+        Ok(Builder {
             options,
-            places,
             list: OperationList::new(capacity),
+            at,
+            device: device(&options, at)?,
+            placed: Vec::new(),
             weights: Vec::new(),
+            slots: Vec::new(),
             constants: HashMap::new(),
             scratch: HashMap::new(),
             caches: Vec::new(),
@@ -58,14 +64,22 @@ impl<'a> Builder<'a> {
             observed: Vec::new(),
             wanted: Wanted::default(),
             many_tokens,
-        }
+        })
+    }
+
+    /// What is pushed from now on runs on this device.
+    pub(super) fn on(&mut self, at: u32) -> Result<()> {
+        (self.at, self.device) = (at, device(&self.options, at)?);
+        Ok(())
     }
 
     pub(super) fn finish(self, set: impl FnOnce(&mut Graph)) -> Result<Graph> {
         self.list.validate().map_err(refused(self.options.model))?;
         let mut graph = Graph {
             list: self.list,
+            at: self.placed,
             weights: self.weights,
+            constants: self.slots,
             ids: None,
             positions: None,
             residual: None,
@@ -81,14 +95,14 @@ impl<'a> Builder<'a> {
 
     /// The constant slot of a matrix, a row per output.
     pub(super) fn weight(&mut self, purpose: Use, tensor: &TensorInfo) -> Result<SlotId> {
-        let dtype = self.options.conversions.target(purpose, tensor.dtype);
+        let dtype = self.device.conversions.target(purpose, tensor.dtype);
         let weight = Weight::matrix(self.options.model, tensor, dtype)?;
         Ok(self.constant(weight))
     }
 
     /// The constant slot of the matrix of a linear map, wherever its rows are.
     pub(super) fn matrix(&mut self, purpose: Use, linear: &formats::model::Linear) -> Result<SlotId> {
-        let dtype = self.options.conversions.target(purpose, linear.weight.dtype);
+        let dtype = self.device.conversions.target(purpose, linear.weight.dtype);
         let weight = Weight::linear(self.options.model, linear, dtype)?;
         Ok(self.constant(weight))
     }
@@ -104,27 +118,30 @@ impl<'a> Builder<'a> {
         if let Some(&slot) = self.constants.get(&weight.name) {
             return slot;
         }
-        let role = SlotRole::Constant(self.places.of(&weight));
+        // Where it lies is known, and may differ by device, when the list is cut.
+        let role = SlotRole::Constant(BufferView { buffer: BufferId(0), offset: 0 });
         let slot = self.list.fixed(&weight.name, role, weight.shape);
         self.constants.insert(weight.name.clone(), slot);
+        self.slots.push(slot);
         self.weights.push(weight);
         slot
     }
 
     /// Scratch with a row of f32 per token, the same slot for the same name and width.
-    pub(super) fn scratch(&mut self, name: &'static str, columns: u64) -> Result<SlotId> {
+    pub(super) fn scratch(&mut self, name: &str, columns: u64) -> Result<SlotId> {
         self.scratch_of(name, DType::F32, columns)
     }
 
-    pub(super) fn scratch_of(&mut self, name: &'static str, dtype: DType, columns: u64) -> Result<SlotId> {
-        if let Some(&slot) = self.scratch.get(&(name, columns)) {
+    pub(super) fn scratch_of(&mut self, name: &str, dtype: DType, columns: u64) -> Result<SlotId> {
+        let key = (name.to_owned(), columns);
+        if let Some(&slot) = self.scratch.get(&key) {
             return Ok(slot);
         }
         let slot = self
             .list
             .per_token(name, SlotRole::Scratch, dtype, columns)
             .map_err(refused(self.options.model))?;
-        self.scratch.insert((name, columns), slot);
+        self.scratch.insert(key, slot);
         Ok(slot)
     }
 
@@ -132,7 +149,7 @@ impl<'a> Builder<'a> {
     pub(super) fn residual(&mut self) -> Result<SlotId> {
         let model = self.options.model;
         let columns = model.n_embd as u64;
-        let stride = residual_stride(model, self.options.row_alignment);
+        let stride = residual_stride(model, self.device.row_alignment);
         let tensor = TensorType::strided(DType::F32, self.list.token_capacity.into(), columns, stride)
             .map_err(refused(model))?;
         let name = "residual".to_owned();
@@ -154,15 +171,29 @@ impl<'a> Builder<'a> {
     }
 
     pub(super) fn push(&mut self, label: impl Into<String>, kind: OperationKind) {
-        self.list.push(label, kind, Arithmetic::F32);
+        self.push_with(label, kind, Arithmetic::F32);
+    }
+
+    /// Adds an operation that multiplies; its sums are of the type that the device has.
+    pub(super) fn push_with(
+        &mut self,
+        label: impl Into<String>,
+        kind: OperationKind,
+        arithmetic: Arithmetic,
+    ) {
+        let multiplies =
+            matches!(kind, OperationKind::Linear { .. } | OperationKind::Ffn(_) | OperationKind::Experts(_));
+        let accumulation = if multiplies { self.device.accumulation } else { arithmetic.accumulation };
+        self.list.push(label, kind, Arithmetic { accumulation, ..arithmetic });
+        self.placed.push(self.at);
     }
 
     /// Quantisation of activations that meet weights of these types.
     pub(super) fn activations(&self, purpose: Use, weights: &[&TensorInfo]) -> Quantization {
-        let conversions = self.options.conversions;
+        let conversions = &self.device.conversions;
         let quantised = weights.iter().all(|tensor| conversions.target(purpose, tensor.dtype).is_quantised());
         match self.options.activations {
-            Activations::Int8 if quantised => Quantization::Int8Blocks,
+            Activations::Int8 if quantised && self.device.quantises => Quantization::Int8Blocks,
             _ => Quantization::None,
         }
     }
@@ -176,7 +207,7 @@ impl<'a> Builder<'a> {
         accumulate: bool,
     ) -> Result<()> {
         let model = self.options.model;
-        let dtype = self.options.conversions.target(Use::Matrix, linear.weight.dtype);
+        let dtype = self.device.conversions.target(Use::Matrix, linear.weight.dtype);
         let weight = self.constant(Weight::linear(model, linear, dtype)?);
         let bias = Weight::bias(model, linear)?.map(|bias| self.constant(bias));
         let arithmetic = Arithmetic {
@@ -184,7 +215,7 @@ impl<'a> Builder<'a> {
             hidden: Quantization::None,
             accumulation: Accumulation::F32,
         };
-        self.list.push(label, OperationKind::Linear { input, weight, bias, output, accumulate }, arithmetic);
+        self.push_with(label, OperationKind::Linear { input, weight, bias, output, accumulate }, arithmetic);
         Ok(())
     }
 
@@ -250,7 +281,7 @@ impl<'a> Builder<'a> {
     /// The rows of a table that numbers on the host name.
     fn look_up(
         &mut self,
-        (label, device): (&str, &'static str),
+        (label, device): (&str, &str),
         from: SlotId,
         (name, table): (&str, &TensorInfo),
         (output, scale): (SlotId, f32),
@@ -262,9 +293,61 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// A tensor as it is stored, whatever the device would like.
-    pub(super) fn stored(&mut self, tensor: &TensorInfo) -> Result<SlotId> {
-        Ok(self.constant(Weight::matrix(self.options.model, tensor, tensor.dtype)?))
+    /// The neurons of a layer whose weights the device is given, where these are not all.
+    pub(super) fn held(&self, layer: usize) -> Option<&'a ClusterSet> {
+        self.device.held.get(layer).and_then(Option::as_ref)
+    }
+
+    /// How many these are.
+    pub(super) fn neurons(&self, layer: usize) -> u64 {
+        let all = self.options.model.layers.get(layer).map_or(0, |layer| layer.ffn.n_ff as u64);
+        self.held(layer).map_or(all, |held| held.len().into())
+    }
+
+    /// The constant slot of a matrix with a row per neuron, of the device's neurons.
+    pub(super) fn neuron_rows(&mut self, purpose: Use, tensor: &TensorInfo, layer: usize) -> Result<SlotId> {
+        let dtype = self.device.conversions.target(purpose, tensor.dtype);
+        self.rows_as(tensor, dtype, layer)
+    }
+
+    /// The same as it is stored, whatever the device would like.
+    pub(super) fn stored_rows(&mut self, tensor: &TensorInfo, layer: usize) -> Result<SlotId> {
+        self.rows_as(tensor, tensor.dtype, layer)
+    }
+
+    fn rows_as(&mut self, tensor: &TensorInfo, dtype: DType, layer: usize) -> Result<SlotId> {
+        let model = self.options.model;
+        let weight = match self.held(layer) {
+            None => Weight::matrix(model, tensor, dtype)?,
+            Some(held) => Weight::neuron_rows(model, tensor, dtype, held)?,
+        };
+        Ok(self.constant(weight))
+    }
+
+    /// The constant slot of a matrix with a column per neuron, of the device's neurons.
+    pub(super) fn neuron_columns(
+        &mut self,
+        purpose: Use,
+        tensor: &TensorInfo,
+        layer: usize,
+    ) -> Result<SlotId> {
+        let dtype = self.device.conversions.target(purpose, tensor.dtype);
+        let model = self.options.model;
+        let weight = match self.held(layer) {
+            None => Weight::matrix(model, tensor, dtype)?,
+            Some(held) => Weight::neuron_columns(model, tensor, dtype, held)?,
+        };
+        Ok(self.constant(weight))
+    }
+
+    /// The constant slot of a vector with an element per neuron, of the device's neurons.
+    pub(super) fn neuron_vector(&mut self, tensor: &TensorInfo, layer: usize) -> Result<SlotId> {
+        let model = self.options.model;
+        let weight = match self.held(layer) {
+            None => Weight::vector(model, tensor, 0.0)?,
+            Some(held) => Weight::neuron_vector(model, tensor, held)?,
+        };
+        Ok(self.constant(weight))
     }
 
     /// An error that names the model.
@@ -295,7 +378,7 @@ impl<'a> Builder<'a> {
         };
         let kind =
             OperationKind::Linear { input: normed, weight, bias: None, output: logits, accumulate: false };
-        self.list.push("output", kind, arithmetic);
+        self.push_with("output", kind, arithmetic);
         let to = self.host("logits", SlotRole::Output, DType::F32, model.vocab_size as u64)?;
         self.push("logits", OperationKind::Copy { from: logits, to });
         Ok(to)
@@ -323,4 +406,13 @@ impl<'a> Builder<'a> {
         self.active.push((layer, to));
         Ok(())
     }
+}
+
+/// What a device of the plan asks.
+fn device<'a>(options: &GraphOptions<'a>, at: u32) -> Result<&'a OnDevice> {
+    options.devices.get(at as usize).ok_or_else(|| RuntimeError::Model {
+        path: options.model.path.clone(),
+        what: format!("a plan that names device {at} of {}", options.devices.len()),
+        advice: "plan it again".into(),
+    })
 }

@@ -52,27 +52,23 @@ pub(super) fn route(
     Ok(Some(Routed { chosen, weights }))
 }
 
-/// Adds the chosen experts of a layer to `output`.
+/// The chosen experts of a layer, added to `output` or written there.
 pub(super) fn emit(
     builder: &mut Builder<'_>,
     index: usize,
     (input, output): (SlotId, SlotId),
     routed: Routed,
-    shares: &[FfnShare],
+    share: &FfnShare,
     accumulate: bool,
 ) -> Result<()> {
     let model = builder.options.model;
     let ffn = &model.layers[index].ffn;
     let count = ffn.experts.as_ref().map_or(0, |experts| experts.count);
     let all = ClusterSet::all(u32::try_from(ffn.n_ff).unwrap_or(u32::MAX));
-    let mut shares = shares.iter().filter(|share| !share.clusters.is_empty());
-    let share = match (shares.next(), shares.next()) {
-        (Some(share), None) if share.clusters == all => share,
-        _ => {
-            let what = format!("a plan that divides the experts of layer {index}");
-            return Err(builder.unsupported(what, "plan all neurons of a mixture on one device"));
-        }
-    };
+    if share.clusters != all {
+        let what = format!("a plan that divides the experts of layer {index}");
+        return Err(builder.unsupported(what, "plan all neurons of a mixture on one device"));
+    }
     let selection = sparse_selection(builder, share.sparsity, None)?;
     let (function, up_function) = functions(builder, ffn)?;
     let (down, down_layout) = match &ffn.down {
@@ -112,6 +108,6 @@ pub(super) fn emit(
         selection,
         accumulate,
     };
-    builder.list.push(format!("blk.{index}.experts"), OperationKind::Experts(experts), arithmetic);
+    builder.push_with(format!("blk.{index}.experts"), OperationKind::Experts(experts), arithmetic);
     active_count.map_or(Ok(()), |count| builder.count_to_host(index, count))
 }

@@ -1,9 +1,9 @@
 //! The feed-forward part of a layer: one operation per share of the plan, with the share's sparsity policy.
 
-use super::Kind;
 use super::builder::Builder;
 use super::experts::{self, Routed};
 use super::layer::add_normed;
+use super::{Kind, Placed};
 use crate::Result;
 use crate::conversions::Use;
 use engine_core::operation::{
@@ -13,77 +13,134 @@ use engine_core::operation::{
 use engine_core::planner::{FfnShare, SparsityPolicy};
 use engine_core::{ClusterSet, DType};
 use formats::model::{self, Down};
+use std::collections::BTreeMap;
 
-/// The plan's shares of a layer.
-fn shares<'a>(builder: &Builder<'a>, index: usize) -> Result<&'a [FfnShare]> {
-    let plan = builder.options.plan;
-    plan.get(index).map(|layer| &layer.ffn[..]).ok_or_else(|| {
-        builder.unsupported(format!("a plan without layer {index}"), "make a plan for this model")
-    })
-}
+/// Masks of a layer's neurons, by the device that they are on.
+pub(super) type Masks = BTreeMap<u32, SlotId>;
 
-/// The mask of a layer's neurons by its predictor, where the plan has one work; `input` is what the predictor is given.
-pub(super) fn predict(builder: &mut Builder<'_>, index: usize, input: SlotId) -> Result<Option<SlotId>> {
-    let mut thresholds = shares(builder, index)?.iter().filter_map(|share| match share.sparsity {
-        SparsityPolicy::Predictor { threshold } => Some(threshold),
-        _ => None,
-    });
-    let Some(threshold) = thresholds.next() else { return Ok(None) };
-    if !thresholds.all(|other| other == threshold) {
-        let what = format!("a plan with several predictor thresholds in layer {index}");
-        return Err(builder.unsupported(what, "plan one threshold per layer"));
+/// The masks of a layer's neurons by its predictor, on every device where the plan has it work; `input` is what the
+/// predictor is given.
+pub(super) fn predict(
+    builder: &mut Builder<'_>,
+    index: usize,
+    input: SlotId,
+    placed: &Placed,
+) -> Result<Masks> {
+    let mut masks = Masks::new();
+    let mut common = None;
+    for share in &placed.shares {
+        let SparsityPolicy::Predictor { threshold } = share.sparsity else { continue };
+        if *common.get_or_insert(threshold) != threshold {
+            let what = format!("a plan with several predictor thresholds in layer {index}");
+            return Err(builder.unsupported(what, "plan one threshold per layer"));
+        }
+        if masks.contains_key(&share.device) {
+            continue;
+        }
+        let ffn = &builder.options.model.layers[index].ffn;
+        let Some(predictor) = &ffn.predictor else {
+            let what =
+                format!("sparsity policy `predictor` in layer {index}, which has none (blk.{index}.fc1)");
+            return Err(builder.unsupported(what, "plan it as gate-first or dense"));
+        };
+        builder.on(share.device)?;
+        let fc1 = builder.weight(Use::Predictor, &predictor.fc1)?;
+        let fc2 = builder.neuron_rows(Use::Predictor, &predictor.fc2, index)?;
+        let name = match share.device == placed.attention {
+            true => "mask".to_owned(),
+            false => format!("mask of device {}", share.device),
+        };
+        let mask = builder.scratch_of(&name, DType::U8, builder.neurons(index))?;
+        let kind = OperationKind::Predict { input, fc1, fc2, mask, threshold };
+        builder.push(format!("blk.{index}.predict"), kind);
+        masks.insert(share.device, mask);
     }
-    let ffn = &builder.options.model.layers[index].ffn;
-    let Some(predictor) = &ffn.predictor else {
-        let what = format!("sparsity policy `predictor` in layer {index}, which has none (blk.{index}.fc1)");
-        return Err(builder.unsupported(what, "plan it as gate-first or dense"));
-    };
-    let fc1 = builder.weight(Use::Predictor, &predictor.fc1)?;
-    let fc2 = builder.weight(Use::Predictor, &predictor.fc2)?;
-    let mask = builder.scratch_of("mask", DType::U8, ffn.n_ff as u64)?;
-    builder.push(format!("blk.{index}.predict"), OperationKind::Predict { input, fc1, fc2, mask, threshold });
-    Ok(Some(mask))
+    builder.on(placed.attention)?;
+    Ok(masks)
 }
 
+/// The network on the devices that have shares of it, and their sum on the device with the residual: first its own
+/// shares, then those of the others in the plan's order.
 pub(super) fn emit(
     builder: &mut Builder<'_>,
     index: usize,
     (input, residual): (SlotId, SlotId),
-    mask: Option<SlotId>,
-    routed: Option<Routed>,
+    placed: &Placed,
+    (masks, routed): (&Masks, Option<Routed>),
 ) -> Result<()> {
     let model = builder.options.model;
     let layer = &model.layers[index];
     let label = |part: &str| format!("blk.{index}.{part}");
+    let home = placed.attention;
+    // Those of other devices first: what is submitted first begins first.
+    let mut partial_sums: Vec<(u32, SlotId)> = Vec::new();
+    for share in placed.shares.iter().filter(|share| share.device != home) {
+        builder.on(share.device)?;
+        let known = partial_sums.iter().find(|(device, _)| *device == share.device).map(|(_, slot)| *slot);
+        let output = match known {
+            Some(slot) => slot,
+            None => {
+                let name = format!("partial sum of device {}", share.device);
+                let slot = builder.scratch(&name, model.n_embd as u64)?;
+                partial_sums.push((share.device, slot));
+                slot
+            }
+        };
+        share_of(builder, index, share, (input, output, known.is_some()), (masks, routed))?;
+    }
+    builder.on(home)?;
     // With a norm behind it the network has an output of its own, which its first share writes.
     let mut accumulate = layer.ffn_post_norm.is_none();
-    let output = if accumulate { residual } else { builder.scratch("branch", model.n_embd as u64)? };
-
-    if let Some(routed) = routed {
-        let shares = shares(builder, index)?;
-        experts::emit(builder, index, (input, output), routed, shares, accumulate)?;
-        return post_norm(builder, index, (output, residual));
-    }
-    let all = ClusterSet::all(u32::try_from(layer.ffn.n_ff).unwrap_or(u32::MAX));
-    for share in shares(builder, index)?.iter().filter(|share| !share.clusters.is_empty()) {
-        let selection = match share.sparsity {
-            SparsityPolicy::Bitplane { deviations, threshold } => {
-                bitplane(builder, index, deviations, threshold)?
-            }
-            policy => sparse_selection(builder, policy, mask)?,
-        };
-        if share.clusters != all {
-            let operation = builder.list.operations.len() as u32;
-            builder.ranges.push((operation, share.clusters.ranges().to_vec()));
-        }
-        network(builder, index, (input, output), selection, accumulate)?;
+    let mut output = if accumulate { residual } else { builder.scratch("branch", model.n_embd as u64)? };
+    for share in placed.shares.iter().filter(|share| share.device == home) {
+        share_of(builder, index, share, (input, output, accumulate), (masks, routed))?;
         accumulate = true;
     }
-    if let Some(bias) = &layer.ffn.down.linear().bias {
+    for (_, right) in partial_sums {
+        if accumulate {
+            builder.push(label("ffn.merge"), OperationKind::Add { left: output, right, output });
+        } else {
+            (output, accumulate) = (right, true);
+        }
+    }
+    if let Some(bias) = layer.ffn.down.linear().bias.as_ref().filter(|_| routed.is_none()) {
         let right = builder.vector(bias)?;
         builder.push(label("ffn_down.bias"), OperationKind::Add { left: output, right, output });
     }
     post_norm(builder, index, (output, residual))
+}
+
+/// One share of a network, on the builder's device.
+fn share_of(
+    builder: &mut Builder<'_>,
+    index: usize,
+    share: &FfnShare,
+    (input, output, accumulate): (SlotId, SlotId, bool),
+    (masks, routed): (&Masks, Option<Routed>),
+) -> Result<()> {
+    if let Some(routed) = routed {
+        return experts::emit(builder, index, (input, output), routed, share, accumulate);
+    }
+    let selection = match share.sparsity {
+        SparsityPolicy::Bitplane { deviations, threshold } => {
+            bitplane(builder, index, deviations, threshold)?
+        }
+        policy => sparse_selection(builder, policy, masks.get(&share.device).copied())?,
+    };
+    let ranges = match builder.held(index) {
+        None => Some(share.clusters.ranges().to_vec()),
+        Some(held) => held.within(&share.clusters),
+    };
+    let ranges = ranges.ok_or_else(|| {
+        let what = format!("a plan with neurons of layer {index} on a device that was not given them");
+        builder.unsupported(what, "plan it again")
+    })?;
+    let all = ClusterSet::all(u32::try_from(builder.neurons(index)).unwrap_or(u32::MAX));
+    if ranges != all.ranges() {
+        let operation = builder.list.operations.len() as u32;
+        builder.ranges.push((operation, ranges));
+    }
+    network(builder, index, (input, output), selection, accumulate)
 }
 
 fn post_norm(builder: &mut Builder<'_>, index: usize, (output, residual): (SlotId, SlotId)) -> Result<()> {
@@ -119,10 +176,11 @@ fn bitplane(builder: &mut Builder<'_>, index: usize, deviations: f32, threshold:
         let what = format!("sparsity policy `bitplane` in layer {index}, whose weights are not in planes");
         return Err(builder.unsupported(what, "prepare the model in planes, or plan it as dense"));
     };
+    let mut of_neurons = |of| builder.neuron_vector(of, index);
     Ok(Selection::Bitplane(Bitplane {
-        gate_deviation: builder.vector(&planes.gate_deviation)?,
-        up_deviation: planes.up_deviation.as_ref().map(|of| builder.vector(of)).transpose()?,
-        down_norm: planes.down_norm.as_ref().map(|of| builder.vector(of)).transpose()?,
+        gate_deviation: of_neurons(&planes.gate_deviation)?,
+        up_deviation: planes.up_deviation.as_ref().map(&mut of_neurons).transpose()?,
+        down_norm: planes.down_norm.as_ref().map(&mut of_neurons).transpose()?,
         deviations,
         threshold,
     }))
@@ -175,7 +233,7 @@ fn network(
         true => Some(builder.scratch_of("active count", DType::I32, 1)?),
         false => None,
     };
-    let neurons = ffn.n_ff as u64;
+    let neurons = builder.neurons(index);
     let hidden = if builder.wanted.hidden { Some(builder.scratch("hidden", neurons)?) } else { None };
     // Without a gate the description's gate only repeats up.
     let gate = ffn.gated.then_some(&ffn.gate);
@@ -184,18 +242,21 @@ fn network(
     let up_low = planes.and_then(|planes| planes.up_low.as_ref());
     // Halves are what they are: there is no other type to bring them in.
     let rows = |builder: &mut Builder<'_>, of: &formats::TensorInfo, in_planes: bool| match in_planes {
-        true => builder.stored(of),
-        false => builder.weight(Use::Neurons, of),
+        true => builder.stored_rows(of, index),
+        false => builder.neuron_rows(Use::Neurons, of, index),
     };
     let ffn = Ffn {
         input,
         gate: gate.map(|gate| rows(builder, &gate.weight, planes.is_some())).transpose()?,
         up: rows(builder, &ffn.up.weight, up_low.is_some())?,
-        gate_low: planes.map(|planes| builder.stored(&planes.gate_low)).transpose()?,
-        up_low: up_low.map(|low| builder.stored(low)).transpose()?,
-        down: builder.weight(Use::Neurons, down)?,
-        gate_bias: gate_bias.map(|bias| builder.vector(bias)).transpose()?,
-        up_bias: ffn.up.bias.as_ref().map(|bias| builder.vector(bias)).transpose()?,
+        gate_low: planes.map(|planes| builder.stored_rows(&planes.gate_low, index)).transpose()?,
+        up_low: up_low.map(|low| builder.stored_rows(low, index)).transpose()?,
+        down: match down_layout {
+            DownLayout::OutputRows => builder.neuron_columns(Use::Neurons, down, index)?,
+            DownLayout::NeuronRows => builder.neuron_rows(Use::Neurons, down, index)?,
+        },
+        gate_bias: gate_bias.map(|bias| builder.neuron_vector(bias, index)).transpose()?,
+        up_bias: ffn.up.bias.as_ref().map(|bias| builder.neuron_vector(bias, index)).transpose()?,
         output,
         hidden,
         active_count,
@@ -205,7 +266,7 @@ fn network(
         selection,
         accumulate,
     };
-    builder.list.push(format!("blk.{index}.ffn"), OperationKind::Ffn(ffn), arithmetic);
+    builder.push_with(format!("blk.{index}.ffn"), OperationKind::Ffn(ffn), arithmetic);
     if let Some(hidden) = hidden {
         builder.observe(index, Kind::Hidden, hidden, neurons)?;
     }

@@ -2,7 +2,7 @@
 //! description has them.
 
 use super::builder::Builder;
-use super::{Kind, experts, ffn, rope};
+use super::{Kind, Placed, experts, ffn, rope};
 use crate::{Result, RuntimeError};
 use engine_core::operation::{OperationKind, SlotId, SlotRole};
 use engine_core::{DType, TensorType};
@@ -13,6 +13,11 @@ pub(super) fn emit(builder: &mut Builder<'_>, index: usize, residual: SlotId) ->
     let model = builder.options.model;
     let layer = &model.layers[index];
     let label = |part: &str| format!("blk.{index}.{part}");
+    let plan = builder.options.plan.get(index).ok_or_else(|| {
+        builder.unsupported(format!("a plan without layer {index}"), "make a plan for this model")
+    })?;
+    let placed = &Placed::of(plan, builder.many_tokens);
+    builder.on(placed.attention)?;
     let (attn_norm, ffn_norm) =
         ((&layer.attn_norm, layer.attn_norm_bias.as_ref()), (&layer.ffn_norm, layer.ffn_norm_bias.as_ref()));
     // A predictor is given a residual, so it runs before anything is added to that.
@@ -24,7 +29,7 @@ pub(super) fn emit(builder: &mut Builder<'_>, index: usize, residual: SlotId) ->
     if builder.wanted.residual && sees_input {
         builder.observe(index, Kind::Residual, residual, width)?;
     }
-    let early = if sees_input { ffn::predict(builder, index, residual)? } else { None };
+    let early = if sees_input { Some(ffn::predict(builder, index, residual, placed)?) } else { None };
 
     let routed = experts::route(builder, index, RouterInput::LayerInput, residual)?;
 
@@ -35,11 +40,14 @@ pub(super) fn emit(builder: &mut Builder<'_>, index: usize, residual: SlotId) ->
         ffn_input = builder.scratch("normed for the network", model.n_embd as u64)?;
         builder.norm(label("ffn_norm"), ffn_norm, (residual, ffn_input))?;
     }
-    attention(builder, index, normed, residual)?;
+    attention(builder, index, (normed, residual), placed)?;
     if builder.wanted.residual && !sees_input {
         builder.observe(index, Kind::Residual, residual, width)?;
     }
-    let mask = if sees_input { early } else { ffn::predict(builder, index, residual)? };
+    let masks = match early {
+        Some(masks) => masks,
+        None => ffn::predict(builder, index, residual, placed)?,
+    };
     if !layer.parallel {
         builder.norm(label("ffn_norm"), ffn_norm, (residual, ffn_input))?;
     }
@@ -50,7 +58,7 @@ pub(super) fn emit(builder: &mut Builder<'_>, index: usize, residual: SlotId) ->
         None => experts::route(builder, index, RouterInput::Normed, ffn_input)?,
         early => early,
     };
-    ffn::emit(builder, index, (ffn_input, residual), mask, routed)
+    ffn::emit(builder, index, (ffn_input, residual), placed, (&masks, routed))
 }
 
 /// Adds `branch` to the residual behind a norm of its own.
@@ -66,7 +74,12 @@ pub(super) fn add_normed(
     Ok(())
 }
 
-fn attention(builder: &mut Builder<'_>, index: usize, normed: SlotId, residual: SlotId) -> Result<()> {
+fn attention(
+    builder: &mut Builder<'_>,
+    index: usize,
+    (normed, residual): (SlotId, SlotId),
+    placed: &Placed,
+) -> Result<()> {
     let model = builder.options.model;
     let layer = &model.layers[index];
     let attention = &layer.attention;
@@ -86,9 +99,11 @@ fn attention(builder: &mut Builder<'_>, index: usize, normed: SlotId, residual: 
     let query = builder.scratch("query", width)?;
     let key = builder.scratch("key", kv_width)?;
     let value = builder.scratch("value", kv_width)?;
+    builder.on(placed.projections)?;
     builder.linear(label("attn_q"), &attention.q, (normed, query), false)?;
     builder.linear(label("attn_k"), &attention.k, (normed, key), false)?;
     builder.linear(label("attn_v"), &attention.v, (normed, value), false)?;
+    builder.on(placed.attention)?;
     if let Some(norm) = &attention.q_norm {
         builder.head_norm(label("attn_q_norm"), norm, (query, query))?;
     }
@@ -117,12 +132,22 @@ fn attention(builder: &mut Builder<'_>, index: usize, normed: SlotId, residual: 
         soft_cap: None,
     };
     builder.push(label("attention"), kind);
-    let Some(norm) = &layer.attn_post_norm else {
+    let elsewhere = placed.projections != placed.attention;
+    if layer.attn_post_norm.is_none() && !elsewhere {
         return builder.linear(label("attn_output"), &attention.o, (output, residual), true);
-    };
+    }
     let branch = builder.scratch("branch", model.n_embd as u64)?;
+    builder.on(placed.projections)?;
     builder.linear(label("attn_output"), &attention.o, (output, branch), false)?;
-    add_normed(builder, label("post_attention_norm"), norm, (branch, residual))
+    builder.on(placed.attention)?;
+    match &layer.attn_post_norm {
+        Some(norm) => add_normed(builder, label("post_attention_norm"), norm, (branch, residual)),
+        None => {
+            let add = OperationKind::Add { left: residual, right: branch, output: residual };
+            builder.push(label("attn_output.add"), add);
+            Ok(())
+        }
+    }
 }
 
 /// A size of the description as the descriptors' 32 bits.

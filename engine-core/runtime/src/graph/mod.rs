@@ -1,7 +1,8 @@
 //! From a model's description to lists of operations.
 //!
 //! Three lists run a model: one token through everything ([`step`], decode), a batch of tokens through the layers
-//! ([`body`], prefill), and final norm and head on rows that a body left ([`head`]).
+//! ([`body`], prefill), and final norm and head on rows that a body left ([`head`]). A list is made whole, with the device
+//! of each operation beside it; [`Program`](crate::stages::Program) cuts it where devices change.
 
 mod builder;
 mod experts;
@@ -17,10 +18,10 @@ use crate::options::Activations;
 use crate::weight::Weight;
 use crate::{Result, RuntimeError};
 use builder::Builder;
-use engine_core::ClusterRange;
-use engine_core::backend::{BufferId, BufferView};
-use engine_core::operation::{OperationList, SlotId};
-use engine_core::planner::LayerPlan;
+use engine_core::backend::{BufferId, BufferView, DeviceDescription, ToleranceClass};
+use engine_core::operation::{Accumulation, OperationKind, OperationList, SlotId};
+use engine_core::planner::{FfnShare, LayerPlan, PrefillShare, SparsityPolicy};
+use engine_core::{ClusterRange, ClusterSet};
 use formats::ModelDescription;
 use std::collections::HashMap;
 
@@ -29,15 +30,103 @@ use std::collections::HashMap;
 pub(crate) struct GraphOptions<'a> {
     pub(crate) model: &'a ModelDescription,
     pub(crate) plan: &'a [LayerPlan],
+    /// Index of the device with embedding table and head.
+    pub(crate) embedding: u32,
     pub(crate) activations: Activations,
     /// Positions of the KV cache.
     pub(crate) context: u32,
-    /// Alignment of the residual's rows in bytes, so that each can be bound on its own.
-    pub(crate) row_alignment: u64,
     /// Whether the neurons that took part are counted.
     pub(crate) count_active: bool,
-    /// Weight types that the device is given as others.
-    pub(crate) conversions: &'a Conversions,
+    /// The plan's devices.
+    pub(crate) devices: &'a [OnDevice],
+}
+
+/// What a device asks of the operations that it is given.
+#[derive(Clone, Debug)]
+pub(crate) struct OnDevice {
+    /// Weight types that it is given as others.
+    pub(crate) conversions: Conversions,
+    /// Alignment of the residual's rows in bytes, so that each can be bound on its own.
+    pub(crate) row_alignment: u64,
+    /// The type in which it sums.
+    pub(crate) accumulation: Accumulation,
+    /// Whether activations are quantised for it, where that was asked for.
+    pub(crate) quantises: bool,
+    /// Per layer: the neurons whose weights it is given, where these are not all; may be shorter than the layers.
+    pub(crate) held: Vec<Option<ClusterSet>>,
+}
+
+impl OnDevice {
+    /// A device of this numeric class that takes every weight whole.
+    pub(crate) fn of(description: &DeviceDescription, conversions: Conversions) -> OnDevice {
+        let f16 = description.tolerance == ToleranceClass::F16;
+        OnDevice {
+            conversions,
+            row_alignment: description.alignment,
+            accumulation: if f16 { Accumulation::F16 } else { Accumulation::F32 },
+            // What multiplies f16 takes activations as they are: rounding them to 8 bits first gains nothing there.
+            quantises: !f16,
+            held: Vec::new(),
+        }
+    }
+
+    /// A device that takes every weight whole and as it is stored.
+    pub(crate) fn plain(row_alignment: u64) -> OnDevice {
+        OnDevice {
+            conversions: Conversions::default(),
+            row_alignment,
+            accumulation: Accumulation::F32,
+            quantises: true,
+            held: Vec::new(),
+        }
+    }
+}
+
+impl GraphOptions<'_> {
+    /// Whether single tokens (or batches) need more than one device.
+    pub(crate) fn is_divided(&self, batch: bool) -> bool {
+        let elsewhere = |layer: &LayerPlan| {
+            let placed = Placed::of(layer, batch);
+            placed.devices().any(|device| device != self.embedding)
+        };
+        self.plan.iter().any(elsewhere)
+    }
+}
+
+/// Where one layer runs, for single tokens or for batches.
+pub(crate) struct Placed {
+    pub(crate) attention: u32,
+    pub(crate) projections: u32,
+    pub(crate) shares: Vec<FfnShare>,
+}
+
+impl Placed {
+    pub(crate) fn of(layer: &LayerPlan, batch: bool) -> Placed {
+        let has_neurons = |share: &FfnShare| !share.clusters.is_empty();
+        match layer.prefill.as_ref().filter(|_| batch) {
+            None => Placed {
+                attention: layer.attention,
+                projections: layer.attention,
+                shares: layer.ffn.iter().filter(|share| has_neurons(share)).cloned().collect(),
+            },
+            Some(prefill) => {
+                let share = |share: &PrefillShare| FfnShare {
+                    device: share.device,
+                    clusters: share.clusters.clone(),
+                    sparsity: SparsityPolicy::Dense,
+                };
+                Placed {
+                    attention: prefill.attention,
+                    projections: prefill.projections,
+                    shares: prefill.ffn.iter().map(share).filter(has_neurons).collect(),
+                }
+            }
+        }
+    }
+
+    fn devices(&self) -> impl Iterator<Item = u32> + '_ {
+        self.shares.iter().map(|share| share.device).chain([self.attention, self.projections])
+    }
 }
 
 /// Where weights lie on the device.
@@ -47,16 +136,12 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Places of nothing: for lists that are only asked about.
-    pub(crate) fn nowhere() -> Places {
-        Places::default()
-    }
-
     pub(crate) fn set(&mut self, weight: &Weight, view: BufferView) {
         self.by_name.insert(weight.name.clone(), view);
     }
 
-    fn of(&self, weight: &Weight) -> BufferView {
+    /// Where a weight lies; a buffer that no device has where it was given no place, for lists that are only asked about.
+    pub(crate) fn of(&self, weight: &Weight) -> BufferView {
         self.by_name.get(&weight.name).copied().unwrap_or(BufferView { buffer: BufferId(0), offset: 0 })
     }
 }
@@ -64,8 +149,12 @@ impl Places {
 /// A list, with the slots that are bound when it is submitted.
 pub(crate) struct Graph {
     pub(crate) list: OperationList,
+    /// The device of each operation.
+    pub(crate) at: Vec<u32>,
     /// Weights that it reads, each once.
     pub(crate) weights: Vec<Weight>,
+    /// Their slots, in the same order.
+    pub(crate) constants: Vec<SlotId>,
     /// Host: I32 [T x 1].
     pub(crate) ids: Option<SlotId>,
     /// Host: I32 [T x 1], the row of each token's position in the table of learned positions, where there is one.
@@ -106,11 +195,12 @@ pub(crate) enum Kind {
 }
 
 /// One token: embedding, layers, final norm, head.
-pub(crate) fn step(options: GraphOptions<'_>, places: &Places) -> Result<Graph> {
-    let mut builder = Builder::new(options, places, 1, false);
+pub(crate) fn step(options: GraphOptions<'_>) -> Result<Graph> {
+    let mut builder = Builder::new(options, 1, false)?;
     let residual = builder.scratch("residual", options.model.n_embd as u64)?;
     let embedded = builder.embed(residual)?;
     builder.layers(residual)?;
+    builder.on(options.embedding)?;
     let logits = builder.head(residual)?;
     builder.finish(|graph| {
         (graph.ids, graph.positions) = (Some(embedded.ids), embedded.positions);
@@ -119,11 +209,23 @@ pub(crate) fn step(options: GraphOptions<'_>, places: &Places) -> Result<Graph> 
 }
 
 /// A batch: embedding and layers; the residual stays in the buffer that is bound for it.
-pub(crate) fn body(options: GraphOptions<'_>, places: &Places, capacity: u32) -> Result<Graph> {
-    let mut builder = Builder::new(options, places, capacity, true);
-    let residual = builder.residual()?;
+pub(crate) fn body(options: GraphOptions<'_>, capacity: u32) -> Result<Graph> {
+    let mut builder = Builder::new(options, capacity, true)?;
+    let divided = options.is_divided(true);
+    let mut residual = if divided {
+        builder.scratch("residual", options.model.n_embd as u64)?
+    } else {
+        builder.residual()?
+    };
     let embedded = builder.embed(residual)?;
     builder.layers(residual)?;
+    if divided {
+        // Wherever the last layer left it, the head is here.
+        builder.on(options.embedding)?;
+        let to = builder.residual()?;
+        builder.push("residual", OperationKind::Copy { from: residual, to });
+        residual = to;
+    }
     builder.finish(|graph| {
         (graph.ids, graph.positions) = (Some(embedded.ids), embedded.positions);
         graph.residual = Some(residual);
@@ -131,13 +233,8 @@ pub(crate) fn body(options: GraphOptions<'_>, places: &Places, capacity: u32) ->
 }
 
 /// A body that gives the host what is wanted of every layer, for layers that have one network and one share of it.
-pub(crate) fn observed(
-    options: GraphOptions<'_>,
-    places: &Places,
-    capacity: u32,
-    wanted: Wanted,
-) -> Result<Graph> {
-    let mut builder = Builder::new(options, places, capacity, true);
+pub(crate) fn observed(options: GraphOptions<'_>, capacity: u32, wanted: Wanted) -> Result<Graph> {
+    let mut builder = Builder::new(options, capacity, true)?;
     builder.wanted = wanted;
     let residual = builder.residual()?;
     let embedded = builder.embed(residual)?;
@@ -149,8 +246,8 @@ pub(crate) fn observed(
 }
 
 /// Final norm and head on rows of a body's residual.
-pub(crate) fn head(options: GraphOptions<'_>, places: &Places, capacity: u32) -> Result<Graph> {
-    let mut builder = Builder::new(options, places, capacity, true);
+pub(crate) fn head(options: GraphOptions<'_>, capacity: u32) -> Result<Graph> {
+    let mut builder = Builder::new(options, capacity, true)?;
     let residual = builder.residual()?;
     let logits = builder.head(residual)?;
     builder.finish(|graph| (graph.residual, graph.logits) = (Some(residual), Some(logits)))

@@ -13,16 +13,16 @@ fn model() -> ModelDescription {
 }
 
 fn options<'a>(model: &'a ModelDescription, plan: &'a [LayerPlan]) -> GraphOptions<'a> {
-    let activations = Activations::Int8;
-    let conversions = Conversions::NONE;
+    static DEVICES: std::sync::LazyLock<[OnDevice; 2]> =
+        std::sync::LazyLock::new(|| [OnDevice::plain(64), OnDevice::plain(32)]);
     GraphOptions {
         model,
         plan,
-        activations,
+        embedding: 0,
+        activations: Activations::Int8,
         context: 64,
-        row_alignment: 64,
         count_active: false,
-        conversions,
+        devices: &*DEVICES,
     }
 }
 
@@ -40,7 +40,7 @@ fn ffns(graph: &Graph) -> Vec<&Ffn> {
 fn a_layer_is_attention_then_feed_forward() {
     let model = model();
     let plan = uniform_plan(&model, SparsityPolicy::Dense);
-    let graph = step(options(&model, &plan), &Places::nowhere()).unwrap();
+    let graph = step(options(&model, &plan)).unwrap();
     let labels: Vec<&str> = graph.list.operations.iter().map(|operation| operation.label.as_str()).collect();
     assert_eq!(labels[..3], ["ids", "token_embd", "blk.0.attn_norm"]);
     let layer: Vec<&str> = labels.iter().filter_map(|label| label.strip_prefix("blk.7.")).collect();
@@ -68,7 +68,7 @@ fn a_layer_is_attention_then_feed_forward() {
 fn tied_embeddings_are_one_weight() {
     let model = model();
     let plan = uniform_plan(&model, SparsityPolicy::Dense);
-    let graph = step(options(&model, &plan), &Places::nowhere()).unwrap();
+    let graph = step(options(&model, &plan)).unwrap();
     let tables = graph.weights.iter().filter(|tensor| tensor.name == "token_embd.weight").count();
     assert_eq!(tables, 1);
     // Nine weights per layer, the embedding and the last norm; no predictors.
@@ -79,8 +79,8 @@ fn tied_embeddings_are_one_weight() {
 fn three_lists_bind_what_passes_between_them() {
     let model = model();
     let plan = uniform_plan(&model, SparsityPolicy::Dense);
-    let body = body(options(&model, &plan), &Places::nowhere(), 5).unwrap();
-    let head = head(options(&model, &plan), &Places::nowhere(), 1).unwrap();
+    let body = body(options(&model, &plan), 5).unwrap();
+    let head = head(options(&model, &plan), 1).unwrap();
     let of = |graph: &Graph, slot: Option<SlotId>| graph.list.slot(slot.unwrap()).unwrap().clone();
     let (left, taken) = (of(&body, body.residual), of(&head, head.residual));
     assert_eq!((left.role, taken.role), (SlotRole::State, SlotRole::State));
@@ -100,8 +100,8 @@ fn policies_become_selections() {
     let first = |policy, capacity| {
         let plan = uniform_plan(&model, policy);
         let graph = match capacity {
-            1 => step(options(&model, &plan), &Places::nowhere()).unwrap(),
-            more => body(options(&model, &plan), &Places::nowhere(), more).unwrap(),
+            1 => step(options(&model, &plan)).unwrap(),
+            more => body(options(&model, &plan), more).unwrap(),
         };
         let predicts =
             graph.list.operations.iter().filter(|o| matches!(o.kind, OperationKind::Predict { .. })).count();
@@ -121,7 +121,7 @@ fn policies_become_selections() {
 fn the_predictor_sees_the_residual_before_the_norm() {
     let model = model();
     let plan = uniform_plan(&model, SparsityPolicy::Predictor { threshold: 0.25 });
-    let graph = body(options(&model, &plan), &Places::nowhere(), 4).unwrap();
+    let graph = body(options(&model, &plan), 4).unwrap();
     let at = graph.list.operations.iter().position(|o| o.label == "blk.3.predict").unwrap();
     let OperationKind::Predict { input, threshold, .. } = graph.list.operations[at].kind else { panic!() };
     assert_eq!((Some(input), threshold), (graph.residual, 0.25));
@@ -134,7 +134,7 @@ fn the_predictor_may_see_the_layers_input() {
     let mut model = model();
     model.prediction.as_mut().unwrap().input = formats::model::PredictorInput::LayerInput;
     let plan = uniform_plan(&model, SparsityPolicy::Predictor { threshold: 0.25 });
-    let graph = body(options(&model, &plan), &Places::nowhere(), 4).unwrap();
+    let graph = body(options(&model, &plan), 4).unwrap();
     let operations = &graph.list.operations;
     let at = operations.iter().position(|o| o.label == "blk.3.predict").unwrap();
     let OperationKind::Predict { input, mask, .. } = operations[at].kind else { panic!() };
@@ -146,7 +146,7 @@ fn the_predictor_may_see_the_layers_input() {
 
 fn layer_labels(model: &ModelDescription) -> Vec<String> {
     let plan = uniform_plan(model, SparsityPolicy::Dense);
-    let graph = step(options(model, &plan), &Places::nowhere()).unwrap();
+    let graph = step(options(model, &plan)).unwrap();
     let labels = graph.list.operations.iter().filter_map(|operation| operation.label.strip_prefix("blk.2."));
     labels.map(str::to_owned).collect()
 }
@@ -184,7 +184,7 @@ fn norms_behind_a_branch_come_before_the_residual() {
     let hot = ClusterSet::from_ranges(vec![ClusterRange::new(0, 256)]).unwrap();
     let share = |clusters| FfnShare { device: 0, clusters, sparsity: SparsityPolicy::Dense };
     plan[2].ffn = vec![share(hot.complement(1024)), share(hot)];
-    let graph = step(options(&model, &plan), &Places::nowhere()).unwrap();
+    let graph = step(options(&model, &plan)).unwrap();
     let accumulate: Vec<bool> = ffns(&graph)[2..4].iter().map(|ffn| ffn.accumulate).collect();
     assert_eq!(accumulate, [false, true]);
 }
@@ -197,7 +197,7 @@ fn learned_positions_are_bound_and_bounded() {
     };
     let model = file("opt");
     let plan = uniform_plan(&model, SparsityPolicy::Dense);
-    let graph = body(options(&model, &plan), &Places::nowhere(), 4).unwrap();
+    let graph = body(options(&model, &plan), 4).unwrap();
     let labels: Vec<&str> = graph.list.operations.iter().map(|operation| operation.label.as_str()).collect();
     let wanted = ["ids", "token_embd", "positions", "position_embd", "position_embd.add", "blk.0.attn_norm"];
     assert_eq!(labels[..6], wanted);
@@ -221,7 +221,7 @@ fn shares_of_one_device_cover_their_ranges() {
     ];
     let mut with_counts = options(&model, &plan);
     with_counts.count_active = true;
-    let graph = step(with_counts, &Places::nowhere()).unwrap();
+    let graph = step(with_counts).unwrap();
     assert_eq!(ffns(&graph).len(), 9);
     let ranges: Vec<_> = graph.ranges.iter().map(|(_, ranges)| ranges.clone()).collect();
     assert_eq!(ranges, [vec![ClusterRange::new(256, 1024)], vec![ClusterRange::new(0, 256)]]);
@@ -238,7 +238,7 @@ fn arithmetic_follows_options_and_dtypes() {
     let plan = uniform_plan(&model, SparsityPolicy::Dense);
     let arithmetic = |model: &ModelDescription, activations, label: &str| {
         let options = GraphOptions { activations, ..options(model, &plan) };
-        let graph = step(options, &Places::nowhere()).unwrap();
+        let graph = step(options).unwrap();
         let operation =
             graph.list.operations.iter().find(|operation| operation.label == label).unwrap().clone();
         (operation.arithmetic.input, operation.arithmetic.hidden)
@@ -258,7 +258,7 @@ fn arithmetic_follows_options_and_dtypes() {
     transposed.weight.dims = vec![model.n_embd as u64, 1024];
     model.layers[1].ffn.down = formats::model::Down::Transposed(transposed);
     assert_eq!(arithmetic(&model, Activations::Int8, "blk.1.ffn"), (Int8Blocks, None));
-    let graph = step(options(&model, &plan), &Places::nowhere()).unwrap();
+    let graph = step(options(&model, &plan)).unwrap();
     assert_eq!(ffns(&graph)[1].down_layout, DownLayout::NeuronRows);
 }
 
@@ -266,9 +266,8 @@ fn arithmetic_follows_options_and_dtypes() {
 fn what_cannot_be_expressed_is_refused() {
     let mut model = model();
     let plan = uniform_plan(&model, SparsityPolicy::Dense);
-    let refusal = |model: &ModelDescription, plan: &[LayerPlan]| {
-        step(options(model, plan), &Places::nowhere()).err().unwrap().to_string()
-    };
+    let refusal =
+        |model: &ModelDescription, plan: &[LayerPlan]| step(options(model, plan)).err().unwrap().to_string();
     assert!(refusal(&model, &plan[..3]).contains("layer 3"));
     let predicted = uniform_plan(&model, SparsityPolicy::Predictor { threshold: 0.0 });
     model.layers[5].ffn.predictor = None;
@@ -287,7 +286,7 @@ fn observed_layers_give_what_is_wanted_and_no_more() {
     let model = model();
     let plan = uniform_plan(&model, SparsityPolicy::Dense);
     let observed = |wanted| {
-        let graph = observed(options(&model, &plan), &Places::nowhere(), 5, wanted).unwrap();
+        let graph = observed(options(&model, &plan), 5, wanted).unwrap();
         let seen = graph.observed.iter().filter(|seen| seen.layer == 3);
         let columns = |seen: &Seen| graph.list.slot(seen.slot).unwrap().tensor.columns;
         seen.map(|seen| (seen.kind, columns(seen))).collect::<Vec<_>>()
@@ -297,7 +296,7 @@ fn observed_layers_give_what_is_wanted_and_no_more() {
     let hidden = Wanted { hidden: true, ..Wanted::default() };
     assert_eq!(observed(hidden), [(Kind::Hidden, 1024)]);
     // The residual is copied when attention is in it, the input when it is normed.
-    let graph = super::observed(options(&model, &plan), &Places::nowhere(), 5, all).unwrap();
+    let graph = super::observed(options(&model, &plan), 5, all).unwrap();
     let labels = graph.list.operations.iter().filter_map(|operation| operation.label.strip_prefix("blk.3."));
     let labels: Vec<&str> = labels.skip_while(|label| *label != "attn_output").collect();
     assert_eq!(labels, ["attn_output", "residual", "ffn_norm", "input", "ffn", "hidden"]);

@@ -316,7 +316,7 @@ fn odd_addresses(setup: Setup, name: &str) -> Outcome {
     let plain = model(name)?;
     let (odd, even) = (setup.load(target.path())?, setup.load(plain.path())?);
     let allocated = |engine: &Engine| {
-        let counters = engine.backend().counters();
+        let counters = engine.backends()[0].counters();
         counters.iter().find(|counter| counter.name == "bytes_allocated").map_or(0, |counter| counter.value)
     };
     ensure(odd.weight_bytes_copied() == odd.weight_bytes() && !odd.weights_imported(), || {

@@ -7,6 +7,7 @@ mod answers;
 mod architectures;
 mod exact;
 mod experts;
+mod hybrid;
 mod mixture;
 mod powerinfer;
 mod reference;
@@ -15,6 +16,7 @@ mod synth;
 mod synthetic;
 mod traps;
 mod vulkan;
+mod wrapped;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -32,5 +34,6 @@ fn main() -> std::process::ExitCode {
     trials.extend(exact::trials());
     trials.extend(mixture::trials());
     trials.extend(vulkan::trials());
+    trials.extend(hybrid::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -1,7 +1,7 @@
 //! Logits and greedy ids of the f32 reference that came with the models.
 
 use crate::stack::{Outcome, Setup, ensure, on_vulkan, shared, show, story, trial_with};
-use engine_runtime::{Activations, Session, SparsityChoice};
+use engine_runtime::{Activations, Engine, Session, SparsityChoice};
 use libtest_mimic::{Failed, Trial};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// int8 by the activations' rounding. Measured on the cpu (SHOW_DISTANCES=1 prints it), the ten logits and what a greedy
 /// id is short of: story model f32 1.3e-4 and 0, int8 3.7e-3 and 5.7e-4; 135M model f32 5.4e-5 and 0, int8 9.1e-3 and
 /// 5.5e-3.
-fn limit(activations: Activations) -> f64 {
+pub(crate) fn limit(activations: Activations) -> f64 {
     match activations {
         Activations::F32 => 1e-3,
         Activations::Int8 => 2e-2,
@@ -63,9 +63,17 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 fn follows(setup: Setup, model: &Path, reference: &Path) -> Outcome {
-    let mut worst = (0.0f64, 0.0f64);
     let engine = setup.load(model)?;
-    let limit = limit(setup.activations);
+    let (logits, greedy) = follows_on(&engine, limit(setup.activations), reference)?;
+    let (path, device, activations) = (model.display(), setup.device, setup.activations.name());
+    show(|| format!("{path} {device} {activations}: logits {logits:.1e}, greedy {greedy:.1e}"));
+    Ok(())
+}
+
+/// Holds an engine to a reference at every step; returns the largest differences of the ten logits, and of what a greedy
+/// id is short of, as shares of the largest logit.
+pub(crate) fn follows_on(engine: &Engine, limit: f64, reference: &Path) -> Result<(f64, f64), Failed> {
+    let mut worst = (0.0f64, 0.0f64);
     let text = std::fs::read_to_string(reference)?;
     let reference: Value = serde_json::from_str(&text)?;
     for prompt in reference["prompts"].as_array().ok_or("no prompts in the reference")? {
@@ -84,10 +92,7 @@ fn follows(setup: Setup, model: &Path, reference: &Path) -> Outcome {
             session.decode(id)?;
         }
     }
-    let (path, device, activations) = (model.display(), setup.device, setup.activations.name());
-    let (logits, greedy) = worst;
-    show(|| format!("{path} {device} {activations}: logits {logits:.1e}, greedy {greedy:.1e}"));
-    Ok(())
+    Ok(worst)
 }
 
 /// The largest difference, as a share of the largest logit.

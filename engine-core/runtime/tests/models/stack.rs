@@ -68,12 +68,13 @@ impl Setup {
             skip: 0.0,
             strict: self.strict,
             count_active: self.count_active,
+            ..EngineOptions::default()
         };
         Ok((Engine::load(model, stack, options)?, device))
     }
 }
 
-fn catalogue() -> MutexGuard<'static, Catalogue> {
+pub(crate) fn catalogue() -> MutexGuard<'static, Catalogue> {
     static CATALOGUE: OnceLock<Mutex<Catalogue>> = OnceLock::new();
     CATALOGUE.get_or_init(|| Mutex::new(discover())).lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,6 +9,8 @@ pub(crate) struct Cluster {
     pub(crate) layer: usize,
     pub(crate) range: ClusterRange,
     pub(crate) bytes: u64,
+    /// Neurons of the layer's clusters, the last perhaps less.
+    pub(crate) unit: u32,
     /// Expected firings per token: the sum of the neurons' frequencies.
     pub(crate) activity: f64,
 }
@@ -28,8 +30,8 @@ pub(crate) fn activity(layer: &LayerProfile, range: ClusterRange) -> f64 {
     }
 }
 
-/// All clusters of `group` neurons (the last of a layer may be smaller), densest first; equal ones in the order of
-/// layers, so that without measurements whole layers come together.
+/// All clusters of `group` neurons or a little more, so that each can be held alone (the last of a layer may be smaller),
+/// densest first; equal ones in the order of layers, so that without measurements whole layers come together.
 pub(crate) fn by_density(model: &ModelProfile, group: u32) -> Result<Vec<Cluster>> {
     let mut clusters = Vec::new();
     for (index, layer) in model.layers.iter().enumerate() {
@@ -46,11 +48,15 @@ pub(crate) fn by_density(model: &ModelProfile, group: u32) -> Result<Vec<Cluster
                 model.name, layer.frequency[neuron]
             )));
         }
+        let unit = match layer.whole {
+            true => layer.neurons.max(1),
+            false => group.checked_next_multiple_of(layer.block.max(1)).unwrap_or(u32::MAX),
+        };
         let mut start = 0;
         while start < layer.neurons {
-            let range = ClusterRange::new(start, start.saturating_add(group).min(layer.neurons));
+            let range = ClusterRange::new(start, start.saturating_add(unit).min(layer.neurons));
             let bytes = u64::from(range.len()).saturating_mul(layer.neuron_bytes);
-            clusters.push(Cluster { layer: index, range, bytes, activity: activity(layer, range) });
+            clusters.push(Cluster { layer: index, range, bytes, unit, activity: activity(layer, range) });
             start = range.end;
         }
     }

@@ -1,9 +1,10 @@
-//! Which device holds what: attention, embedding and KV cache on one, the clusters by density.
+//! Which device holds what: attention, embedding and KV cache on one, the clusters by density, and batches on the device
+//! that is best at them.
 
 use crate::clusters::Cluster;
-use engine_core::planner::{HardwareProfile, ModelProfile};
+use engine_core::planner::{Budget, HardwareProfile, ModelProfile, Part};
 use engine_core::{ClusterRange, ClusterSet, Error, Result};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A placement by indices of devices.
 #[derive(Debug)]
@@ -12,18 +13,49 @@ pub(crate) struct Placement {
     pub(crate) home: usize,
     /// The neurons of each layer on each device.
     pub(crate) clusters: Vec<Vec<ClusterSet>>,
+    /// Where batches run, where that is elsewhere.
+    pub(crate) batches: Option<Batches>,
+}
+
+/// Where batches of tokens run.
+#[derive(Debug)]
+pub(crate) struct Batches {
+    pub(crate) attention: usize,
+    pub(crate) projections: usize,
+    /// The neurons of each layer on each device.
+    pub(crate) clusters: Vec<Vec<ClusterSet>>,
+    /// What the device that was to run them does not have, and why.
+    pub(crate) notes: Vec<String>,
 }
 
 /// What is placed, where, and with how much memory.
 pub(crate) struct Question<'a> {
     pub(crate) model: &'a ModelProfile,
     pub(crate) hardware: &'a HardwareProfile,
+    pub(crate) budget: &'a Budget,
     /// Clusters, densest first.
     pub(crate) clusters: &'a [Cluster],
-    /// Devices that can run the model, in the order of preference; at least one.
-    pub(crate) usable: &'a [usize],
     /// Bytes of everything that is no neuron.
     pub(crate) fixed_bytes: u64,
+    /// Bytes of predictors, where these are asked for; they are part of `fixed_bytes`.
+    pub(crate) predictor_bytes: u64,
+}
+
+/// What a way of placing found.
+struct Found {
+    home: usize,
+    last: usize,
+    /// The device of every cluster.
+    owners: Vec<usize>,
+    /// Bytes that each device would hold.
+    held: Vec<u64>,
+}
+
+impl Found {
+    /// Whether a device beside the home has neurons.
+    fn divided(&self) -> bool {
+        self.owners.iter().any(|owner| *owner != self.home)
+    }
 }
 
 impl Question<'_> {
@@ -31,39 +63,108 @@ impl Question<'_> {
         self.hardware.devices[device].memory_bytes
     }
 
+    fn name(&self, device: usize) -> &str {
+        &self.hardware.devices[device].name
+    }
+
+    /// Devices that can run the whole model, in the order of preference.
+    fn whole(&self) -> Vec<usize> {
+        (0..self.hardware.devices.len()).filter(|at| self.hardware.devices[*at].runs_all()).collect()
+    }
+
+    /// The device with this name.
+    fn named(&self, key: &str, name: &str) -> Result<usize> {
+        self.hardware.devices.iter().position(|device| device.name == name).ok_or_else(|| {
+            let names: Vec<&str> = self.hardware.devices.iter().map(|device| device.name.as_str()).collect();
+            Error::invalid(format!("{key} = {name:?} is no device that there is: {}", names.join(", ")))
+        })
+    }
+
+    /// The device with attention: the one asked for, or the first that has the memory.
+    fn home(&self, whole: &[usize], last: usize) -> Result<usize> {
+        let Some(asked) = &self.budget.attention else {
+            let fits = whole.iter().copied().find(|device| self.memory(*device) >= self.fixed_bytes);
+            return Ok(fits.unwrap_or(last));
+        };
+        let home = self.named("attention", asked)?;
+        let device = &self.hardware.devices[home];
+        if !device.runs_all() {
+            let denied = device.unsupported.join("; ");
+            return Err(Error::unsupported(format!("attention = {asked:?}: it cannot run {denied}")));
+        }
+        if device.memory_bytes < self.fixed_bytes {
+            return Err(Error::infeasible(format!(
+                "attention = {asked:?}: it may use {} bytes; attention, embedding, KV cache and activations need {}",
+                device.memory_bytes, self.fixed_bytes
+            )));
+        }
+        Ok(home)
+    }
+
     /// Answers with the minimum per layer that speed asks for, or, where memory does not allow that, without.
     pub(crate) fn answer(&self) -> Result<Placement> {
-        let last = *self
-            .usable
-            .last()
-            .ok_or_else(|| Error::internal("greedy: a question without a usable device"))?;
-        let fits = self.usable.iter().copied().find(|device| self.memory(*device) >= self.fixed_bytes);
-        let home = fits.unwrap_or(last);
-        let mut needed = 0;
-        for minimum in [true, false] {
-            let (owners, rest) = self.assign(home, last, minimum);
-            needed = rest.saturating_add(if home == last { self.fixed_bytes } else { 0 });
+        let whole = self.whole();
+        let last =
+            *whole.last().ok_or_else(|| Error::internal("greedy: a question without a usable device"))?;
+        let home = self.home(&whole, last)?;
+        let asked = self.budget.prefill.as_deref().map(|name| self.named("prefill", name)).transpose()?;
+        // A model that one device holds needs no memory for what passes between devices, so that is tried first.
+        let (mut needed, mut fixed) = (0, 0);
+        for (minimum, beside) in [(true, false), (true, true), (false, true)] {
+            let found = self.assign(home, last, asked, minimum, beside);
+            if found.divided() && !beside {
+                continue;
+            }
+            (needed, fixed) = (found.held[last], found.held[last] - self.neurons(&found.owners, last));
             if needed <= self.memory(last) {
-                return Ok(Placement { home, clusters: self.sets(&owners)? });
+                let batches = self.batches(&found, asked)?;
+                return Ok(Placement { home, clusters: self.sets(&found.owners)?, batches });
             }
         }
         let device = &self.hardware.devices[last];
         Err(Error::infeasible(format!(
             "`{}` does not fit: device `{}` may use {} bytes and would need {needed}, with the other devices filled; \
-             {} bytes of that are attention, embedding, KV cache and activations",
-            self.model.name,
-            device.name,
-            device.memory_bytes,
-            if home == last { self.fixed_bytes } else { 0 },
+             {fixed} bytes of that are attention, embedding, KV cache and activations",
+            self.model.name, device.name, device.memory_bytes,
         )))
     }
 
-    /// The device of every cluster, and the bytes of those left for the last one.
-    fn assign(&self, home: usize, last: usize, minimum: bool) -> (Vec<usize>, u64) {
+    /// Bytes that a device needs beside weights for layers that are divided.
+    fn beside(&self) -> u64 {
+        self.model.divided_bytes.saturating_mul(self.model.layers.len() as u64)
+    }
+
+    /// Bytes of neurons that a device owns.
+    fn neurons(&self, owners: &[usize], device: usize) -> u64 {
+        let own = owners.iter().zip(self.clusters).filter(|(owner, _)| **owner == device);
+        own.fold(0, |sum, (_, cluster)| sum.saturating_add(cluster.bytes))
+    }
+
+    /// Attention, KV cache and activations, which a device needs to run batches that it is not the home of.
+    fn batch_bytes(&self) -> u64 {
+        let layers = self.model.layers.iter().map(|layer| layer.attention_bytes);
+        [self.model.kv_bytes, self.model.activation_bytes]
+            .into_iter()
+            .chain(layers)
+            .fold(0, u64::saturating_add)
+    }
+
+    /// The device of every cluster. With `beside`, memory is left for lists of divided layers.
+    fn assign(&self, home: usize, last: usize, asked: Option<usize>, minimum: bool, beside: bool) -> Found {
+        let devices = self.hardware.devices.len();
         let mut owners = vec![last; self.clusters.len()];
-        for &device in self.usable.iter().filter(|device| **device != last) {
-            let fixed = if device == home { self.fixed_bytes } else { 0 };
-            let budget = self.memory(device).saturating_sub(fixed);
+        let mut fixed = vec![if beside { self.beside() } else { 0 }; devices];
+        fixed[home] = fixed[home].saturating_add(self.fixed_bytes);
+        if beside && last != home {
+            fixed[last] = fixed[last].saturating_add(self.predictor_bytes);
+        }
+        let helpers = (0..devices).filter(|at| *at != last && self.hardware.devices[*at].runs(Part::Ffn));
+        for device in helpers {
+            let mut budget = self.memory(device).saturating_sub(fixed[device]);
+            if asked == Some(device) && device != home && self.hardware.devices[device].runs_all() {
+                // Batches were asked for there, so what they need comes before neurons.
+                budget = budget.checked_sub(self.batch_bytes()).unwrap_or(budget);
+            }
             let mut excluded = BTreeSet::new();
             let chosen = loop {
                 let chosen = self.fill(&owners, last, budget, &excluded);
@@ -75,18 +176,47 @@ impl Question<'_> {
             };
             chosen.into_iter().for_each(|cluster| owners[cluster] = device);
         }
-        let rest = owners.iter().zip(self.clusters).filter(|(owner, _)| **owner == last);
-        let bytes = rest.fold(0u64, |sum, (_, cluster)| sum.saturating_add(cluster.bytes));
-        (owners, bytes)
+        if owners.iter().all(|owner| *owner == home) {
+            // Nothing passes between devices.
+            fixed = vec![0; devices];
+            fixed[home] = self.fixed_bytes;
+        }
+        let held = (0..devices).map(|device| {
+            let neurons = self.neurons(&owners, device);
+            let takes_part = device == home || neurons > 0;
+            neurons.saturating_add(if takes_part { fixed[device] } else { 0 })
+        });
+        Found { home, last, held: held.collect(), owners }
+    }
+
+    /// Neurons of a layer that devices before the last may have.
+    fn most(&self, cluster: &Cluster) -> u32 {
+        let layer = &self.model.layers[cluster.layer];
+        let Some(hot) = self.budget.hot else { return layer.neurons };
+        let wanted = hot * f64::from(layer.neurons);
+        let unit = if layer.whole { layer.neurons } else { cluster.unit }.max(1);
+        let units = (wanted / f64::from(unit)).round();
+        // A small share of a small layer is still a share.
+        let units = if hot > 0.0 && !layer.whole { units.max(1.0) } else { units };
+        (units * f64::from(unit)).min(f64::from(layer.neurons)) as u32
     }
 
     /// The clusters without an owner that fit `budget`, densest first.
     fn fill(&self, owners: &[usize], last: usize, budget: u64, excluded: &BTreeSet<usize>) -> Vec<usize> {
         let mut left = budget;
         let mut chosen = Vec::new();
+        let mut taken: BTreeMap<usize, u32> = BTreeMap::new();
+        let away = owners.iter().zip(self.clusters).filter(|(owner, _)| **owner != last);
+        away.for_each(|(_, cluster)| *taken.entry(cluster.layer).or_default() += cluster.range.len());
         for (index, cluster) in self.clusters.iter().enumerate() {
-            if owners[index] == last && !excluded.contains(&cluster.layer) && cluster.bytes <= left {
+            let taken = taken.entry(cluster.layer).or_default();
+            if owners[index] == last
+                && !excluded.contains(&cluster.layer)
+                && cluster.bytes <= left
+                && taken.saturating_add(cluster.range.len()) <= self.most(cluster)
+            {
                 left -= cluster.bytes;
+                *taken += cluster.range.len();
                 chosen.push(index);
             }
         }
@@ -119,6 +249,66 @@ impl Question<'_> {
         let bytes = self.model.layers[layer].neuron_bytes as f64;
         let gain = bytes / last.bandwidth - bytes / device.bandwidth;
         if gain > 0.0 { (device.sync_seconds / gain).ceil() } else { f64::INFINITY }
+    }
+
+    /// Where batches run: as much of them as its memory allows on the device asked for, or, in a divided model, on the
+    /// first one with hot neurons.
+    fn batches(&self, found: &Found, asked: Option<usize>) -> Result<Option<Batches>> {
+        let first =
+            (0..self.hardware.devices.len()).find(|at| *at != found.last && found.owners.contains(at));
+        let chosen = asked.or_else(|| first.filter(|_| found.divided()));
+        let Some(device) = chosen else { return Ok(None) };
+        let profile = &self.hardware.devices[device];
+        let mut left = self.memory(device).saturating_sub(found.held[device]);
+        let mut take = |bytes: u64| match left.checked_sub(bytes) {
+            Some(rest) => {
+                left = rest;
+                true
+            }
+            None => false,
+        };
+        let (mut attention, mut projections, mut notes) = (found.home, found.home, Vec::new());
+        let name = self.name(device);
+        if device == found.home {
+        } else if !profile.runs_all() {
+            if profile.runs(Part::Projections) {
+                // With lists of their own, as divided layers have.
+                let beside = if found.held[device] == 0 { self.beside() } else { 0 };
+                match take(self.batch_bytes().saturating_sub(self.model.kv_bytes).saturating_add(beside)) {
+                    true => projections = device,
+                    false => notes.push(format!("batches: `{name}` has no memory for the projections")),
+                }
+            }
+        } else if take(self.batch_bytes()) {
+            (attention, projections) = (device, device);
+        } else {
+            notes.push(format!(
+                "batches: `{name}` has no memory for attention and its KV cache ({} bytes)",
+                self.batch_bytes()
+            ));
+        }
+        let mut owners = found.owners.clone();
+        let mut rest = false;
+        if profile.runs(Part::Ffn) {
+            for (owner, cluster) in
+                owners.iter_mut().zip(self.clusters).filter(|(owner, _)| **owner != device)
+            {
+                match take(cluster.bytes) {
+                    true => *owner = device,
+                    false => rest = true,
+                }
+            }
+        }
+        if rest && asked.is_some() {
+            notes.push(format!(
+                "batches: `{name}` has no memory for every neuron; the rest stays where it is"
+            ));
+        }
+        let as_ever = attention == found.home && projections == found.home && owners == found.owners;
+        Ok(match as_ever && notes.is_empty() {
+            true => None,
+            false => Some(Batches { attention, projections, clusters: self.sets(&owners)?, notes }),
+        })
     }
 
     /// Owners as sets per layer and device.

@@ -43,6 +43,21 @@ pub(crate) fn policy(
     Ok(policy)
 }
 
+/// The policy of the cold rest of a layer whose hot neurons are on other devices, where none was asked for: gate-first where
+/// it is exact, unless the measured frequency says that it does not pay. What was not measured is cold because it was
+/// put there.
+pub(crate) fn choose_cold(
+    layer: &LayerProfile,
+    clusters: &ClusterSet,
+    device: &DeviceProfile,
+    gate_first_below: f32,
+) -> SparsityPolicy {
+    match mean_frequency(layer, clusters) {
+        None if policy(SparsityKind::GateFirst, layer, device).is_ok() => SparsityPolicy::GateFirst,
+        _ => choose(layer, clusters, device, gate_first_below),
+    }
+}
+
 /// The policy where none was asked for: gate-first where it is exact and the measured frequency says that it pays.
 pub(crate) fn choose(
     layer: &LayerProfile,

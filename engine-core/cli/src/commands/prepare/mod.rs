@@ -229,12 +229,7 @@ fn threads(wanted: Option<u32>) -> usize {
 }
 
 /// Of everything that recorded inputs depend on.
-fn recording_key(
-    args: &PrepareArgs,
-    settings: &Settings,
-    texts: &[Vec<u32>],
-    model: &str,
-) -> String {
+fn recording_key(args: &PrepareArgs, settings: &Settings, texts: &[Vec<u32>], model: &str) -> String {
     let mut hash = Sha256::new();
     for text in texts {
         text.iter().for_each(|id| hash.update(id.to_le_bytes()));

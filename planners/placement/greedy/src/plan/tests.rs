@@ -2,7 +2,7 @@
 
 use super::*;
 use engine_core::ClusterSet;
-use engine_core::planner::{DeviceProfile, LayerProfile};
+use engine_core::planner::{DeviceProfile, LayerProfile, Part};
 use proptest::prelude::*;
 
 fn layer(neurons: u32, frequency: Vec<f32>) -> LayerProfile {
@@ -13,7 +13,7 @@ fn layer(neurons: u32, frequency: Vec<f32>) -> LayerProfile {
         zero_below: true,
         predictor_bytes: 0,
         frequency,
-        calibrated: vec![],
+        ..LayerProfile::default()
     }
 }
 
@@ -24,6 +24,7 @@ fn model(layers: Vec<LayerProfile>) -> ModelProfile {
         embedding_bytes: 50,
         kv_bytes: 30,
         activation_bytes: 20,
+        divided_bytes: 0,
         layers,
     }
 }
@@ -34,8 +35,8 @@ fn device(name: &str, memory_bytes: u64, bandwidth: f64) -> DeviceProfile {
         memory_bytes,
         bandwidth,
         sync_seconds: 0.0,
-        unsupported: vec![],
         sparse: true,
+        ..DeviceProfile::default()
     }
 }
 
@@ -175,6 +176,124 @@ fn wrong_profiles_are_errors() {
     }
 }
 
+/// Two layers of 8 neurons: 100 + 2 * 100 bytes beside them, 10 each.
+fn two() -> ModelProfile {
+    model(vec![layer(8, (0..8).map(|at| 1.0 - at as f32 / 8.0).collect()); 2])
+}
+
+fn pair(first: u64) -> HardwareProfile {
+    hardware(vec![device("gpu", first, 0.0), device("cpu", 9999, 0.0)])
+}
+
+#[test]
+fn a_share_that_was_asked_for_is_kept_in_every_layer() {
+    let hot = |hot| {
+        let budget = Budget { hot: Some(hot), ..Budget::default() };
+        let found = plan(&two(), &pair(9999), &budget).unwrap();
+        let of =
+            |at: usize| found.layers[at].ffn.iter().find(|s| s.device == 0).map_or(0, |s| s.clusters.len());
+        (of(0), of(1))
+    };
+    assert_eq!((hot(0.0), hot(0.05), hot(0.5), hot(0.6), hot(1.0)), ((0, 0), (2, 2), (4, 4), (4, 4), (8, 8)));
+    let budget = Budget { hot: Some(0.5), ..Budget::default() };
+    let found = plan(&two(), &pair(9999), &budget).unwrap();
+    let shares: Vec<(u32, &ClusterSet, SparsityPolicy)> =
+        found.layers[1].ffn.iter().map(|share| (share.device, &share.clusters, share.sparsity)).collect();
+    let (first, rest) = (set(&[(0, 4)]), set(&[(4, 8)]));
+    assert_eq!(shares, [(0, &first, SparsityPolicy::Dense), (1, &rest, SparsityPolicy::GateFirst)]);
+    assert!(found.notes.is_empty() && found.fallbacks.is_empty(), "{:?} {:?}", found.notes, found.fallbacks);
+    // Batches are dense on the device with the hot neurons, which has memory for all.
+    let prefill = found.layers[1].prefill.as_ref().unwrap();
+    assert_eq!((prefill.attention, prefill.projections, prefill.ffn.len()), (0, 0, 1));
+    assert_eq!((prefill.ffn[0].device, &prefill.ffn[0].clusters), (0, &ClusterSet::all(8)));
+    assert_eq!(found.requires, [FEATURE_PREFILL]);
+    // With memory for the hot neurons alone, batches are divided as single tokens are.
+    let found = plan(&two(), &pair(300 + 80), &Budget::default()).unwrap();
+    assert_eq!(found.layers[0].ffn.len(), 2);
+    assert!(found.layers.iter().all(|layer| layer.prefill.is_none()) && found.requires.is_empty());
+}
+
+#[test]
+fn what_is_taken_for_hot_without_measurements_is_said() {
+    let budget = Budget { hot: Some(0.5), ..Budget::default() };
+    let notes = |frequency: Vec<f32>| {
+        plan(&model(vec![layer(8, frequency); 3]), &pair(9999), &budget).unwrap().notes.join("; ")
+    };
+    assert!(notes(vec![]).starts_with("blk.0-2: how often neurons fire was not measured"));
+    let unsorted = notes(vec![0.1, 0.1, 0.9, 0.9, 0.2, 0.2, 0.8, 0.8]);
+    assert!(unsorted.starts_with("blk.0-2: neurons are not sorted"), "{unsorted}");
+}
+
+#[test]
+fn attention_and_batches_are_where_they_were_asked_for() {
+    let asked = Budget {
+        hot: Some(0.5),
+        attention: Some("cpu".into()),
+        prefill: Some("gpu".into()),
+        ..Budget::default()
+    };
+    let found = plan(&two(), &pair(9999), &asked).unwrap();
+    assert_eq!((found.embedding, found.layers[0].attention), (1, 1));
+    assert_eq!(found.layers[0].prefill.as_ref().unwrap().attention, 0);
+    assert!(found.fallbacks.is_empty(), "it is as asked: {:?}", found.fallbacks);
+    // What batches need comes before neurons: 2 * 100 + 30 + 20.
+    let found = plan(&two(), &pair(250 + 40), &Budget { hot: None, ..asked.clone() }).unwrap();
+    let neurons: u32 =
+        found.layers.iter().flat_map(|l| &l.ffn).filter(|s| s.device == 0).map(|s| s.clusters.len()).sum();
+    assert_eq!((neurons, found.layers[0].prefill.as_ref().unwrap().attention), (4, 0));
+    // Without that memory the cache stays where it is, and a line says so.
+    let found = plan(&two(), &pair(40), &Budget { hot: None, ..asked.clone() }).unwrap();
+    assert_eq!(found.layers[0].prefill.as_ref().unwrap().attention, 1);
+    assert!(found.notes[0].contains("`gpu` has no memory for attention"), "{:?}", found.notes);
+    let unknown = Budget { attention: Some("npu".into()), ..Budget::default() };
+    assert!(plan(&two(), &pair(9999), &unknown).unwrap_err().detail().contains("gpu, cpu"));
+    let small = Budget { attention: Some("gpu".into()), ..Budget::default() };
+    assert!(matches!(plan(&two(), &pair(299), &small), Err(Error::Infeasible { .. })));
+}
+
+#[test]
+fn a_device_that_runs_a_part_has_that_part() {
+    let mut devices = pair(9999);
+    devices.devices[0].unsupported = vec!["attention".into()];
+    devices.devices[0].sparse = false;
+    devices.devices[0].parts = vec![Part::Ffn];
+    let budget = Budget { hot: Some(0.5), attention: Some("cpu".into()), strict: true, ..Budget::default() };
+    let found = plan(&two(), &devices, &budget).unwrap();
+    let prefill = found.layers[0].prefill.as_ref().unwrap();
+    assert_eq!((found.layers[0].attention, prefill.attention, prefill.projections), (1, 1, 1));
+    assert_eq!((found.layers[0].ffn.len(), prefill.ffn.len()), (2, 1));
+    devices.devices[0].parts.push(Part::Projections);
+    let found = plan(&two(), &devices, &budget).unwrap();
+    assert_eq!(found.layers[0].prefill.as_ref().unwrap().projections, 0);
+    // Where attention was not asked for elsewhere, the first device was wanted for it.
+    let found = plan(&two(), &devices, &Budget { attention: None, strict: false, ..budget.clone() }).unwrap();
+    assert!(
+        found.fallbacks[0].to_string().contains("wanted gpu, got cpu, because gpu cannot run: attention")
+    );
+    assert!(plan(&two(), &devices, &Budget { attention: None, ..budget.clone() }).is_err());
+    let wrong = Budget { attention: Some("gpu".into()), ..budget };
+    assert!(plan(&two(), &devices, &wrong).unwrap_err().detail().contains("it cannot run attention"));
+}
+
+#[test]
+fn mixtures_and_blocks_are_not_cut() {
+    let mut profile = two();
+    profile.layers[0].whole = true;
+    profile.layers[1].block = 4;
+    let budget = Budget { hot: Some(0.3), ..Budget::default() };
+    let found = plan(&profile, &pair(9999), &budget).unwrap();
+    assert_eq!(found.layers[0].ffn.len(), 1);
+    assert_eq!(found.layers[1].ffn[0].clusters, set(&[(0, 4)]));
+    // Lists of divided layers need memory of their own, which a model on one device does not.
+    profile.divided_bytes = 50;
+    let found = plan(&profile, &pair(300 + 160), &Budget::default()).unwrap();
+    assert_eq!(found.used_devices().len(), 1);
+    let found = plan(&profile, &pair(300 + 159), &Budget::default()).unwrap();
+    let neurons: u32 =
+        found.layers.iter().flat_map(|l| &l.ffn).filter(|s| s.device == 0).map(|s| s.clusters.len()).sum();
+    assert!(neurons * 10 <= 59, "{neurons}");
+}
+
 fn layers() -> impl Strategy<Value = LayerProfile> {
     (0u64..300, 0u32..40, 1u64..30, any::<bool>(), 0u64..50, any::<bool>()).prop_flat_map(
         |(attention_bytes, neurons, neuron_bytes, zero_below, predictor_bytes, measured)| {
@@ -190,6 +309,7 @@ fn layers() -> impl Strategy<Value = LayerProfile> {
                     SparsityPolicy::Predictor { threshold: 0.5 },
                     SparsityPolicy::Threshold { threshold: 0.1 },
                 ],
+                ..LayerProfile::default()
             })
         },
     )
@@ -211,16 +331,24 @@ fn devices() -> impl Strategy<Value = Vec<DeviceProfile>> {
 /// Bytes that a plan puts on each device.
 fn used(plan: &Plan, model: &ModelProfile, budget: &Budget) -> Vec<u64> {
     let mut used = vec![0; plan.devices.len()];
+    let predictors = budget.sparsity == Some(SparsityKind::Predictor);
     used[plan.embedding as usize] += model.embedding_bytes + model.kv_bytes + model.activation_bytes;
+    let mut batches = std::collections::BTreeSet::new();
     for (layer, profile) in plan.layers.iter().zip(&model.layers) {
         used[layer.attention as usize] += profile.attention_bytes;
-        if budget.sparsity == Some(SparsityKind::Predictor) {
+        if predictors {
             used[layer.attention as usize] += profile.predictor_bytes;
         }
-        for share in &layer.ffn {
-            used[share.device as usize] += u64::from(share.clusters.len()) * profile.neuron_bytes;
+        for device in layer.devices() {
+            let neurons = u64::from(layer.neurons_of(device).unwrap().len());
+            used[device as usize] += neurons * profile.neuron_bytes;
+        }
+        if let Some(prefill) = layer.prefill.as_ref().filter(|prefill| prefill.attention != layer.attention) {
+            used[prefill.attention as usize] += profile.attention_bytes;
+            batches.insert(prefill.attention);
         }
     }
+    batches.into_iter().for_each(|device| used[device as usize] += model.kv_bytes + model.activation_bytes);
     used
 }
 
@@ -234,6 +362,8 @@ proptest! {
         devices in devices(),
         asked in 0usize..5,
         strict in any::<bool>(),
+        hot in prop_oneof![Just(None), (0.0..=1.0f64).prop_map(Some)],
+        prefill in prop_oneof![Just(None), Just(Some("device 0".to_owned()))],
     ) {
         let model = model(layers);
         let mut hardware = hardware(devices);
@@ -244,7 +374,7 @@ proptest! {
             Some(SparsityKind::Predictor),
             Some(SparsityKind::Threshold),
         ][asked];
-        let budget = Budget { sparsity, strict, ..Budget::default() };
+        let budget = Budget { sparsity, strict, hot, prefill, ..Budget::default() };
         let answer = plan(&model, &hardware, &budget);
         prop_assert_eq!(&answer, &plan(&model, &hardware, &budget));
         match answer {
@@ -263,7 +393,7 @@ proptest! {
                 let last = hardware.devices.iter().rposition(|d| d.unsupported.is_empty()).unwrap();
                 prop_assert!(needed > hardware.devices[last].memory_bytes);
                 hardware.devices[last].memory_bytes = needed;
-                let again = plan(&model, &hardware, &Budget { strict: false, ..budget });
+                let again = plan(&model, &hardware, &Budget { strict: false, ..budget.clone() });
                 prop_assert!(again.is_ok(), "{again:?}");
             }
             Err(Error::Unsupported { .. }) => {
