@@ -1,6 +1,6 @@
 //! From operations to one graph: nodes, constants, and what a run must write and read.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use engine_core::operation::{Activation, DownLayout, Ffn, OperationKind, OperationList, SlotId, SlotRole};
 use engine_core::{DType, Error, Result};
@@ -68,6 +68,8 @@ pub(crate) struct Emitted {
     pub(crate) spec: Spec,
     pub(crate) ins: Vec<In>,
     pub(crate) outs: Vec<Out>,
+    /// For each output, the inputs that it depends on.
+    pub(crate) depends: Vec<Vec<usize>>,
 }
 
 /// Bytes of the constants by slot.
@@ -97,6 +99,22 @@ pub(crate) fn segments(list: &OperationList, fuse: bool) -> Vec<std::ops::Range<
         written.extend(writes);
         accumulated.extend(adds);
         open = !alone;
+    }
+    found
+}
+
+/// For each tensor, the graph's inputs (by their order) that it depends on.
+fn depends(spec: &Spec) -> Vec<BTreeSet<usize>> {
+    let mut found = vec![BTreeSet::new(); spec.tensors.len()];
+    let inputs = spec.tensors.iter().enumerate().filter(|(_, t)| t.kind == tensor_type::APP_WRITE);
+    for (order, (tensor, _)) in inputs.enumerate() {
+        found[tensor].insert(order);
+    }
+    for node in &spec.nodes {
+        let all: BTreeSet<usize> = node.inputs.iter().flat_map(|at| found[*at].clone()).collect();
+        for output in &node.outputs {
+            found[*output].extend(&all);
+        }
     }
     found
 }
@@ -175,6 +193,9 @@ pub(crate) fn emit<'a>(
         outs.push((tensor, out));
     }
     outs.sort_by_key(|(tensor, _)| *tensor);
+    let depends = depends(&emitter.done.spec);
+    emitter.done.depends =
+        outs.iter().map(|(tensor, _)| depends[*tensor].iter().copied().collect()).collect();
     emitter.done.outs = outs.into_iter().map(|(_, out)| out).collect();
     Ok(emitter.done)
 }

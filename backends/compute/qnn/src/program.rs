@@ -48,6 +48,8 @@ struct Built {
     compiled: Option<Arc<Compiled>>,
     ins: Vec<In>,
     outs: Vec<Out>,
+    /// For each output, the inputs that it depends on.
+    depends: Vec<Vec<usize>>,
     active: Vec<u32>,
     /// Bytes of inputs and outputs between submissions.
     staging: Mutex<(Vec<Vec<u8>>, Vec<Vec<u8>>)>,
@@ -166,7 +168,8 @@ impl Program {
         let shared = &self.shared;
         let label = self.list.operations[segment.start].label.clone();
         let constants = |slot| self.constant(slot);
-        let Emitted { spec, ins, outs } = emit(&self.list, segment, &active, shared.form, &constants)?;
+        let Emitted { spec, ins, outs, depends } =
+            emit(&self.list, segment, &active, shared.form, &constants)?;
         let weights: usize = spec.tensors.iter().map(|tensor| tensor.data.len()).sum();
         let ports = |kind| {
             let of = spec.tensors.iter().filter(move |tensor| tensor.kind == kind);
@@ -216,6 +219,7 @@ impl Program {
             compiled: Some(Arc::new(compiled)),
             ins,
             outs,
+            depends,
             active,
             staging: Mutex::new(staging),
             _reservation: reservation,
@@ -411,6 +415,8 @@ impl Submission {
             for (input, buffer) in built.ins.iter().zip(&mut inputs) {
                 self.fill(built, *input, (first, tokens), buffer);
             }
+            // The matrix units take 0 times infinity for 0: rows that are not finite are known here, and told here.
+            let broken = self.broken(built, (first, tokens));
             let graph = compiled.clone();
             let ran = shared.driver.call(shared.run_limit, ("a graph", "submit_timeout_s"), move |_| {
                 graph.execute(&mut inputs, &mut outputs)?;
@@ -433,6 +439,10 @@ impl Submission {
                         self.deliver(built, *output, (first, tokens), buffer);
                     }
                 }
+            }
+            for (token, input) in &broken {
+                let dependent = built.outs.iter().zip(&built.depends).filter(|(_, on)| on.contains(input));
+                dependent.for_each(|(output, _)| self.break_row(built, *output, *token));
             }
         }
         *staging = (inputs, outputs);
@@ -480,6 +490,30 @@ impl Submission {
         let bytes =
             unsafe { std::slice::from_raw_parts(self.addresses[slot.0 as usize], tensor.bytes() as usize) };
         Matrix { tensor, bytes }
+    }
+
+    /// Tokens whose row of an input is not finite, with the input.
+    fn broken(&self, built: &Built, (first, tokens): (u32, u32)) -> Vec<(u32, usize)> {
+        let mut found = Vec::new();
+        for (input, what) in built.ins.iter().enumerate() {
+            let In::Tokens(slot) = what else { continue };
+            let finite = |x: &[u8]| f32::from_le_bytes([x[0], x[1], x[2], x[3]]).is_finite();
+            let rows = (first..first + tokens).filter(|at| !self.row(*slot, *at).chunks_exact(4).all(finite));
+            found.extend(rows.map(|at| (at, input)));
+        }
+        found
+    }
+
+    /// Makes what an output has for a token no number.
+    fn break_row(&self, built: &Built, output: Out, at: u32) {
+        match output {
+            Out::Tokens { slot, .. } => self.spoil(slot, at),
+            Out::Hidden { hidden: Some(slot), .. } => {
+                let row = self.row_mut(slot, at);
+                built.active.iter().for_each(|neuron| row[*neuron as usize * 4..][..4].copy_from_slice(&NAN));
+            }
+            _ => {}
+        }
     }
 
     fn spoil(&self, slot: SlotId, at: u32) {
