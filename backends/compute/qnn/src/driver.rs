@@ -3,7 +3,7 @@
 //! A call that does not return leaves the thread behind: the device is lost then, every later call fails at once, and what
 //! the library holds for it is given up, since nothing can be asked of it any more.
 
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,12 +26,15 @@ pub(crate) struct Driver {
     file: String,
     /// Time that freeing something may take.
     patience: Duration,
+    /// Answers when the thread has closed the session.
+    closed: Mutex<Receiver<()>>,
 }
 
 impl Driver {
     /// Takes an open session to a thread of its own.
     pub(crate) fn new(session: Session, file: String, patience: Duration) -> Result<Driver> {
         let (jobs, queue) = channel::<Job>();
+        let (end, closed) = channel();
         std::thread::Builder::new()
             .name("qnn-driver".into())
             .spawn(move || {
@@ -39,9 +42,12 @@ impl Driver {
                 while let Ok(job) = queue.recv() {
                     job(&session);
                 }
+                drop(session);
+                // Nobody listens any more where the time ran out.
+                let _ = end.send(());
             })
             .map_err(|e| Error::out_of_memory(format!("a thread for the QNN library: {e}")))?;
-        Ok(Driver { state: Mutex::new(State::Working(jobs)), file, patience })
+        Ok(Driver { state: Mutex::new(State::Working(jobs)), file, patience, closed: Mutex::new(closed) })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -98,7 +104,14 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // The thread frees the session when it ends; this waits until everything before that is done.
-        let _ = self.call(self.patience, ("closing the device", "driver_timeout_ms"), |_| Ok(()));
+        let lost = State::Lost("the device is closed".into());
+        if let State::Working(jobs) = std::mem::replace(&mut *self.state(), lost) {
+            drop(jobs);
+            // A library that does not end closing is left behind with its thread.
+            let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+            if closed.recv_timeout(self.patience).is_err() {
+                mark_hanging(&self.file);
+            }
+        }
     }
 }

@@ -6,7 +6,8 @@
 //! quiet, log what the library prints and says           soc            chips, and what they can
 //! check      which operations are known                 emit, graph    from operations to a graph as data
 //! weights    rows in f16, 4 and 8 bits                  store          finished graphs on disk
-//! program    an executable: copies and graphs           backend, timeline, memory   handles, queue thread, buffers
+//! program    an executable: copies and graphs           run            one submission of it
+//! backend    handles, queue thread                      timeline, memory   values and their errors, buffers
 //! ```
 
 mod backend;
@@ -21,6 +22,7 @@ mod memory;
 mod module;
 mod program;
 mod quiet;
+mod run;
 mod session;
 mod soc;
 mod store;

@@ -14,7 +14,6 @@ use crate::check::Form;
 use crate::driver::Driver;
 use crate::ffi;
 use crate::library::{self, Library};
-use crate::quiet::Quiet;
 use crate::session::Session;
 use crate::soc::{self, Soc};
 use crate::store::{Store, Target};
@@ -76,7 +75,6 @@ fn session(options: &QnnOptions) -> Result<(Session, String)> {
     let (theirs, soc) = (file.clone(), options.soc);
     let opened = library::within(limit, "opened its device", move || {
         let library = library::open(&theirs)?;
-        let _quiet = Quiet::begin();
         Session::open(library, soc)
     });
     match opened {

@@ -10,6 +10,7 @@ use crate::ffi::{self, Config, Handle, HtpDeviceConfig, HtpGraphConfig, OpConfig
 use crate::graph::{Port, RawTensors, Spec};
 use crate::library::Library;
 use crate::log;
+use crate::quiet::Quiet;
 
 /// The system-on-chip of the sessions that are open, and how many there are: the library keeps one choice per process, and
 /// a second one would change what the first one's graphs are checked against.
@@ -52,6 +53,7 @@ const GRAPH: &std::ffi::CStr = c"thermocline";
 impl Session {
     /// Opens the device of a system-on-chip; 0 is the one that the library finds (the emulator: its default).
     pub(crate) fn open(library: &'static Library, soc: u32) -> Result<Session> {
+        let _quiet = Quiet::begin();
         log::clear();
         {
             let mut chosen = chosen();
@@ -205,6 +207,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        let _quiet = Quiet::begin();
         let functions = &self.library.functions;
         // SAFETY: handles of our own, each freed once; contexts hold the session, so none is left.
         unsafe {
