@@ -1,57 +1,120 @@
-//! The one thread that calls the library for a device, with a time limit on every call.
+//! The one thread that calls into a library, with a time limit on every call.
 //!
-//! A call that does not return leaves the thread behind: the device is lost then, every later call fails at once, and what
-//! the library holds for it is given up, since nothing can be asked of it any more.
+//! A call that does not return leaves the thread behind: the library is not called again in this process, every later call
+//! fails at once, and what it holds is given up. There is one thread per library and not one per device, since memory that
+//! the library allocates on a thread stays with that thread's share of the allocator.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::mem::ManuallyDrop;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use engine_core::{Error, Result};
 
-use crate::library::mark_hanging;
+use crate::library;
 use crate::session::{Compiled, Session};
 
-type Job = Box<dyn FnOnce(&Arc<Session>) + Send>;
+type Job = Box<dyn FnOnce() + Send>;
 
 enum State {
     Working(Sender<Job>),
     Lost(String),
 }
 
-/// A device with its thread.
-pub(crate) struct Driver {
+/// The thread of a library.
+struct Worker {
     state: Mutex<State>,
-    /// The name under which the library was opened.
     file: String,
-    /// Time that freeing something may take.
-    patience: Duration,
-    /// Answers when the thread has closed the session.
-    closed: Mutex<Receiver<()>>,
 }
 
-impl Driver {
-    /// Takes an open session to a thread of its own.
-    pub(crate) fn new(session: Session, file: String, patience: Duration) -> Result<Driver> {
+/// The threads by the names of the libraries.
+static WORKERS: Mutex<Option<HashMap<String, Arc<Worker>>>> = Mutex::new(None);
+
+impl Worker {
+    /// The thread of the library in this file.
+    fn of(file: &str) -> Result<Arc<Worker>> {
+        let mut workers = WORKERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let workers = workers.get_or_insert_default();
+        if let Some(worker) = workers.get(file) {
+            return Ok(worker.clone());
+        }
         let (jobs, queue) = channel::<Job>();
-        let (end, closed) = channel();
         std::thread::Builder::new()
-            .name("qnn-driver".into())
-            .spawn(move || {
-                let session = Arc::new(session);
-                while let Ok(job) = queue.recv() {
-                    job(&session);
-                }
-                drop(session);
-                // Nobody listens any more where the time ran out.
-                let _ = end.send(());
-            })
+            .name("qnn-library".into())
+            .spawn(move || queue.into_iter().for_each(|job| job()))
             .map_err(|e| Error::out_of_memory(format!("a thread for the QNN library: {e}")))?;
-        Ok(Driver { state: Mutex::new(State::Working(jobs)), file, patience, closed: Mutex::new(closed) })
+        let worker = Arc::new(Worker { state: Mutex::new(State::Working(jobs)), file: file.to_owned() });
+        workers.insert(file.to_owned(), worker.clone());
+        Ok(worker)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Runs `work` on the library's thread and waits at most `limit`. `limited_by` names the option that says how long.
+    fn call<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        (what, limited_by): (&str, &str),
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let jobs = match &*state {
+            State::Working(jobs) => jobs,
+            State::Lost(why) => {
+                return Err(Error::device_lost(format!("{why}; {} is not called again", self.file)));
+            }
+        };
+        let (done, result) = channel();
+        let job: Job = Box::new(move || {
+            // Nobody listens any more where the time ran out.
+            let _ = done.send(work());
+        });
+        let ended = match jobs.send(job) {
+            Ok(()) => result.recv_timeout(limit),
+            Err(_) => Err(RecvTimeoutError::Disconnected),
+        };
+        let why = match ended {
+            Ok(result) => return result,
+            Err(RecvTimeoutError::Timeout) => format!(
+                "the QNN library did not end {what} within {} ms (option `{limited_by}`)",
+                limit.as_millis()
+            ),
+            Err(RecvTimeoutError::Disconnected) => {
+                format!("the thread of the QNN library ended during {what}")
+            }
+        };
+        *state = State::Lost(why.clone());
+        Err(Error::device_lost(why))
+    }
+}
+
+/// An open device.
+pub(crate) struct Driver {
+    worker: Arc<Worker>,
+    session: ManuallyDrop<Arc<Session>>,
+    /// Time that opening or freeing something may take.
+    patience: Duration,
+}
+
+/// The option that says how long opening and freeing may take.
+const PATIENCE_OPTION: &str = "driver_timeout_ms";
+
+impl Driver {
+    /// Opens library and device.
+    ///
+    /// # Errors
+    /// `Unsupported` where there is no library of use, `DeviceLost` where a call into it did not return.
+    pub(crate) fn open(file: &str, soc: u32, patience: Duration) -> Result<Driver> {
+        let worker = Worker::of(file)?;
+        let theirs = file.to_owned();
+        let session = worker.call(patience, ("opening its device", PATIENCE_OPTION), move || {
+            Ok(Arc::new(Session::open(library::open(&theirs)?, soc)?))
+        })?;
+        Ok(Driver { worker, session: ManuallyDrop::new(session), patience })
+    }
+
+    /// The library behind it.
+    pub(crate) fn library(&self) -> &'static library::Library {
+        self.session.library
     }
 
     /// Runs `work` on the library's thread and waits at most `limit`. `limited_by` names the option that says how long.
@@ -61,57 +124,31 @@ impl Driver {
         (what, limited_by): (&str, &str),
         work: impl FnOnce(&Arc<Session>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let mut state = self.state();
-        let jobs = match &*state {
-            State::Working(jobs) => jobs,
-            State::Lost(why) => return Err(Error::device_lost(why.clone())),
-        };
-        let (done, result) = channel();
-        let job: Job = Box::new(move |session| {
-            // Nobody listens any more where the time ran out.
-            let _ = done.send(work(session));
-        });
-        let why = match jobs.send(job).map_err(|_| RecvTimeoutError::Disconnected) {
-            Ok(()) => match result.recv_timeout(limit) {
-                Ok(result) => return result,
-                Err(error) => error,
-            },
-            Err(error) => error,
-        };
-        let why = match why {
-            RecvTimeoutError::Timeout => format!(
-                "the QNN library did not end {what} within {} ms (option `{limited_by}`)",
-                limit.as_millis()
-            ),
-            RecvTimeoutError::Disconnected => format!("the thread of the QNN library ended during {what}"),
-        };
-        mark_hanging(&self.file);
-        *state = State::Lost(why.clone());
-        Err(Error::device_lost(why))
+        let session = (*self.session).clone();
+        self.worker.call(limit, (what, limited_by), move || work(&session))
     }
 
-    /// Frees a graph on the library's thread; one of a lost device is left alone.
-    pub(crate) fn discard(&self, compiled: Arc<Compiled>) {
-        let held = std::mem::ManuallyDrop::new(compiled);
-        let job = move |_: &Arc<Session>| {
-            drop(std::mem::ManuallyDrop::into_inner(held));
+    /// Frees something on the library's thread; what a lost library holds is left alone.
+    fn free<T: Send + 'static>(&self, what: &str, held: T) {
+        let held = ManuallyDrop::new(held);
+        let job = move || {
+            drop(ManuallyDrop::into_inner(held));
             Ok(())
         };
-        // A lost device has said so to whoever asked it for something; freeing asks for nothing.
-        let _ = self.call(self.patience, ("freeing a graph", "driver_timeout_ms"), job);
+        // A lost library has said so to whoever asked it for something; freeing asks for nothing.
+        let _ = self.worker.call(self.patience, (what, PATIENCE_OPTION), job);
+    }
+
+    /// Frees a graph.
+    pub(crate) fn discard(&self, compiled: Arc<Compiled>) {
+        self.free("freeing a graph", compiled);
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        let lost = State::Lost("the device is closed".into());
-        if let State::Working(jobs) = std::mem::replace(&mut *self.state(), lost) {
-            drop(jobs);
-            // A library that does not end closing is left behind with its thread.
-            let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
-            if closed.recv_timeout(self.patience).is_err() {
-                mark_hanging(&self.file);
-            }
-        }
+        // SAFETY: taken once, since the driver ends here.
+        let session = unsafe { ManuallyDrop::take(&mut self.session) };
+        self.free("closing the device", session);
     }
 }

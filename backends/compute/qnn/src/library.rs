@@ -1,11 +1,9 @@
-//! Qualcomm's library, opened at run time, and calls into it that may never return.
+//! Qualcomm's library, opened at run time.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
 use std::path::Path;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use engine_core::{Error, Result};
 
@@ -35,42 +33,10 @@ pub(crate) struct Library {
     pub(crate) path: String,
 }
 
-/// What became of each library that was asked for. One is never closed: it leaves threads and exit handlers behind.
-static OPENED: Mutex<Option<HashMap<String, Standing>>> = Mutex::new(None);
+/// The libraries that are open. One is never closed: it leaves threads and exit handlers behind.
+static OPENED: Mutex<Option<HashMap<String, &'static Library>>> = Mutex::new(None);
 
-#[derive(Clone, Copy)]
-enum Standing {
-    Open(&'static Library),
-    Hangs,
-}
-
-/// Runs `work` on a thread of its own and waits at most `limit`; a call that does not return is left behind.
-pub(crate) fn within<T: Send + 'static>(
-    limit: Duration,
-    what: &str,
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let (done, result) = channel();
-    std::thread::Builder::new()
-        .name("qnn-library".into())
-        .spawn(move || {
-            // Nobody listens any more where the time ran out.
-            let _ = done.send(work());
-        })
-        .map_err(|e| Error::out_of_memory(format!("a thread for the QNN library: {e}")))?;
-    match result.recv_timeout(limit) {
-        Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => Err(Error::device_lost(format!(
-            "the QNN library did not return within {} ms while it {what} (option `driver_timeout_ms`)",
-            limit.as_millis()
-        ))),
-        Err(RecvTimeoutError::Disconnected) => {
-            Err(Error::internal(format!("the thread that {what} ended without an answer")))
-        }
-    }
-}
-
-fn standings<T>(f: impl FnOnce(&mut HashMap<String, Standing>) -> T) -> T {
+fn opened<T>(f: impl FnOnce(&mut HashMap<String, &'static Library>) -> T) -> T {
     f(OPENED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
@@ -82,24 +48,13 @@ pub(crate) fn resolve(option: &str) -> String {
         .unwrap_or_else(|| DEFAULT_LIBRARY.to_owned())
 }
 
-/// Notes that a call into this library did not return: it is not called again in this process.
-pub(crate) fn mark_hanging(path: &str) {
-    standings(|all| all.insert(path.to_owned(), Standing::Hangs));
-}
-
 /// The library in this file.
 ///
 /// # Errors
 /// `Unsupported` with the reason and what to install.
 pub(crate) fn open(file: &str) -> Result<&'static Library> {
-    match standings(|all| all.get(file).copied()) {
-        Some(Standing::Open(library)) => return Ok(library),
-        Some(Standing::Hangs) => {
-            return Err(Error::device_lost(format!(
-                "{file}: an earlier call into this QNN library did not return; it is not called again"
-            )));
-        }
-        None => {}
+    if let Some(library) = opened(|all| all.get(file).copied()) {
+        return Ok(library);
     }
     let _quiet = Quiet::begin();
     // SAFETY: running the library's constructors is what opening it means; that the file is Qualcomm's is what the user
@@ -111,7 +66,7 @@ pub(crate) fn open(file: &str) -> Result<&'static Library> {
     let library = Library::of(file, &object)?;
     std::mem::forget(object);
     let library: &'static Library = Box::leak(Box::new(library));
-    standings(|all| all.insert(file.to_owned(), Standing::Open(library)));
+    opened(|all| all.insert(file.to_owned(), library));
     Ok(library)
 }
 

@@ -14,7 +14,6 @@ use crate::check::Form;
 use crate::driver::Driver;
 use crate::ffi;
 use crate::library::{self, Library};
-use crate::session::Session;
 use crate::soc::{self, Soc};
 use crate::store::{Store, Target};
 
@@ -68,24 +67,10 @@ fn options(table: &OptionTable) -> Result<QnnOptions> {
     QnnOptions::from_table(table, &Config::options_place(PluginKind::Compute, "qnn"))
 }
 
-/// Opens library and device, with a time limit; a library that does not return is not called again.
-fn session(options: &QnnOptions) -> Result<(Session, String)> {
-    let file = library::resolve(&options.library);
+/// Opens library and device.
+fn driver(options: &QnnOptions) -> Result<Driver> {
     let limit = Duration::from_millis(options.driver_timeout_ms.into());
-    let (theirs, soc) = (file.clone(), options.soc);
-    let opened = library::within(limit, "opened its device", move || {
-        let library = library::open(&theirs)?;
-        Session::open(library, soc)
-    });
-    match opened {
-        Ok(session) => Ok((session, file)),
-        Err(error) => {
-            if matches!(error, Error::DeviceLost { .. }) {
-                library::mark_hanging(&file);
-            }
-            Err(error)
-        }
-    }
+    Driver::open(&library::resolve(&options.library), options.soc, limit)
 }
 
 /// Whether the library imitates the NPU on this processor.
@@ -156,9 +141,9 @@ fn describe(library: &Library, options: &QnnOptions) -> DeviceDescription {
 impl ComputeModule for QnnModule {
     fn devices(&self, table: &OptionTable) -> Result<Vec<DeviceDescription>> {
         let options = options(table)?;
-        match session(&options) {
-            // The session is closed again, so that the loader's probe has seen that, too.
-            Ok((session, _)) => Ok(vec![describe(session.library, &options)]),
+        match driver(&options) {
+            // It is closed again, so that the loader's probe has seen that, too.
+            Ok(driver) => Ok(vec![describe(driver.library(), &options)]),
             // No library: the machine has no such device, and the plug-in is fine.
             Err(Error::Unsupported { detail }) => {
                 *WHY_NONE.lock().unwrap_or_else(PoisonError::into_inner) = detail;
@@ -178,20 +163,19 @@ impl ComputeModule for QnnModule {
             return Err(Error::invalid(format!("the qnn plug-in has one device, not a device {index}")));
         }
         let options = options(table)?;
-        let (session, file) = session(&options)?;
+        let driver = driver(&options)?;
         let target = Target {
             soc: soc_of(&options).map_or(options.soc, |soc| soc.number),
-            build: session.library.build.clone(),
+            build: driver.library().build.clone(),
         };
         let setup = Setup {
-            description: describe(session.library, &options),
+            description: describe(driver.library(), &options),
             form: form(&options),
             store: Store::of(&options.context_cache, target),
             compile_limit: Duration::from_secs(options.compile_timeout_s.into()),
             run_limit: Duration::from_secs(options.submit_timeout_s.into()),
         };
-        let patience = Duration::from_millis(options.driver_timeout_ms.into());
-        Ok(Box::new(QnnBackend::open(Driver::new(session, file, patience)?, setup)?))
+        Ok(Box::new(QnnBackend::open(driver, setup)?))
     }
 }
 
