@@ -85,7 +85,7 @@ impl Bench<'_> {
     /// The worst element beyond a limit.
     pub fn judge(&self, problem: &Problem, got: &Outputs, widen: f64) -> Fallible<f64> {
         let stated = run_once(self.stated, problem).map_err(|f| f.during("the oracle"))?;
-        let scales = scales(problem, self.stated, &stated)?;
+        let scales = scales(problem, self.stated, &stated, self.class())?;
         let comparison =
             |against| Comparison { problem, scales: &scales, class: self.class(), against, widen };
         let mut worst = compare(&comparison(Against::Stated), got, &stated)?;

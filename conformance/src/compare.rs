@@ -149,8 +149,8 @@ pub fn units(got: f64, want: f64, scale: &Scale, limit: f64, against: Against) -
         let near = if against == Against::Exact { 5e-2 } else { 1e-3 };
         verdict(!got.is_finite() || (got - want).abs() <= near * (want.abs() + 1.0))
     } else if !got.is_finite() {
-        // Only where the value lies at the end of f32's range.
-        verdict(want.abs() + allowed > f64::from(f32::MAX))
+        // Only where the value, or one on the way to it, lies at the end of the range.
+        verdict(scale.beyond || want.abs() + allowed > f64::from(f32::MAX))
     } else if got == want {
         0.0
     } else {
@@ -360,5 +360,8 @@ mod tests {
         assert!(u(1.0, 1.0 + 0.5e-6, 1.0) <= 0.51);
         assert!(u(1.0, 1.0 + 2e-6, 1.0) > 1.9);
         assert!(u(1.0, 2.0, 0.0) > 1.0);
+        let beyond = Scale { sum: 1e5, beyond: true, ..Scale::default() };
+        let u = |got| units(got, 1e5, &beyond, 1e-3, Against::Stated).0;
+        assert!(u(f64::INFINITY) == 0.0 && u(f64::NAN) == 0.0 && u(1e5) == 0.0 && u(65504.0) > 1.0);
     }
 }

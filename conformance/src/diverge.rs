@@ -260,8 +260,8 @@ fn compare_one(
         Err(finding) => return Ok(Some(finding)),
     };
     trace.compared += 1;
-    let scales = scales(one, oracle, want)?;
     let class = dut.describe().tolerance;
+    let scales = scales(one, oracle, want, class)?;
     let comparison =
         Comparison { problem: one, scales: &scales, class, against: Against::Stated, widen: 1.0 };
     match compare(&comparison, &got, want) {

@@ -14,6 +14,10 @@ const TIERS: &[&str] = &["avx512", "avx2", "portable"];
 #[cfg(not(target_arch = "x86_64"))]
 const TIERS: &[&str] = &["portable"];
 
+/// Systems-on-chip that Qualcomm's library imitates for the suite: one with Hexagon V68, which has no 4-bit weights, and one
+/// with V75.
+const SOCS: &[u32] = &[30, 57];
+
 /// Builds the workspace and runs the suite. `--plugin PATH` chooses one library; everything else goes to the runner.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     process::build()?;
@@ -44,6 +48,17 @@ pub(crate) fn check(arguments: &[String]) -> Result<Vec<String>> {
                 (None, Some(reason)) => {
                     skipped.push(format!("the validation layers over the suite for vulkan: {reason}"));
                     runs.push(Run { plugin: path, options: Vec::new() });
+                }
+            }
+            continue;
+        }
+        if is("libthermocline_compute_qnn") {
+            for soc in SOCS {
+                // Graphs of cases are small and many: none is worth a file.
+                let options = ["--set", &format!("soc={soc}"), "--set", "context_cache='off'"].map(str::to_owned);
+                match lacks(&path, &options, NO_QNN)? {
+                    Some(reason) => skipped.push(format!("the suite for qnn with SoC {soc}: {reason}")),
+                    None => runs.push(Run { plugin: path.clone(), options: options.to_vec() }),
                 }
             }
             continue;
@@ -91,6 +106,7 @@ fn runner(plugin: &Path) -> Command {
 /// The plug-ins' words for what a machine lacks.
 const NO_TIER: &str = "this processor or system lacks";
 const NO_VULKAN: &str = "install the Vulkan loader and a driver";
+const NO_QNN: &str = "get Qualcomm's library";
 const NO_LAYER: &str = "VK_LAYER_KHRONOS_validation is not installed";
 
 /// What the machine lacks of what these options ask for, by the plug-in's own words, which contain `words`.

@@ -1,6 +1,6 @@
 //! Scales of mixtures of experts: those of the chosen experts' layers, weighted.
 
-use super::{Scale, Scales, TINY, ffn, input_rows};
+use super::{Range, Scale, Scales, TINY, ffn, input_rows};
 use crate::finding::Fallible;
 use crate::problem::{Content, Problem, UNPLACED};
 use crate::run::Outputs;
@@ -47,6 +47,7 @@ pub(super) fn experts(
     op: &Experts,
     arithmetic: Arithmetic,
     oracle: &dyn ComputeBackend,
+    range: Range,
 ) -> Fallible<Scales> {
     let (width, used) =
         (problem.tensor(op.output).columns as usize, problem.tensor(op.chosen).columns as usize);
@@ -69,7 +70,7 @@ pub(super) fn experts(
             continue;
         }
         let (alone, layer) = one(problem, op, expert, arithmetic)?;
-        let scales = ffn::ffn(&alone, &layer, arithmetic, oracle, &Outputs::new())?;
+        let scales = ffn::ffn(&alone, &layer, arithmetic, (oracle, &Outputs::new()), range)?;
         let scales = scales.get(&layer.output.0).map_or(&[][..], |scales| scales);
         for (token, weight) in takes {
             for column in 0..width {
@@ -78,7 +79,8 @@ pub(super) fn experts(
                 sum.sum += weight * part.sum;
                 sum.quantisation += weight * part.quantisation;
                 sum.tie += weight * part.tie;
-                sum.floor += weight * part.floor + TINY;
+                sum.floor += weight * part.floor + range.tiny;
+                sum.beyond |= part.beyond;
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Scales of feed-forward layers: errors of gate and up carried through function, product and down.
 
 use super::{
-    Decoded, Scale, Scales, TINY, decode, decode_planes, dot_scale, input_rows, quantisation_steps,
+    Decoded, Range, Scale, Scales, decode, decode_planes, dot_scale, input_rows, quantisation_steps,
     quantised, quantises_input, vector,
 };
 use crate::finding::{Fallible, Finding};
@@ -45,6 +45,7 @@ struct Hidden {
     sum: f64,
     quantisation: f64,
     floor: f64,
+    beyond: bool,
 }
 
 struct Layer<'a> {
@@ -53,12 +54,13 @@ struct Layer<'a> {
     up: Decoded,
     gate_bias: Vec<f64>,
     up_bias: Vec<f64>,
+    range: Range,
 }
 
 impl Layer<'_> {
     fn projection(&self, w: &Decoded, bias: f64, i: usize, x: &[f64], steps: Option<&[f64]>) -> (f64, Scale) {
         let value: f64 = w.row(i).iter().zip(x).map(|(w, x)| w * x).sum::<f64>() + bias;
-        let mut scale = dot_scale(w.magnitude(i), x, steps);
+        let mut scale = dot_scale(w.magnitude(i), x, steps, self.range);
         scale.sum += bias.abs();
         (value, scale)
     }
@@ -67,22 +69,25 @@ impl Layer<'_> {
         let (u, us) = self.projection(&self.up, self.up_bias[i], i, x, steps);
         let Some(gate) = &self.gate else {
             let reach = us.quantisation;
-            let slope = slope_bound(self.ffn.function, u, reach + us.sum * 1e-5);
+            let slope = slope_bound(self.ffn.function, u, reach + us.sum * self.range.edge);
             let value = function_value(self.ffn.function, u);
             return Hidden {
                 value,
                 sum: slope * us.sum + value.abs(),
                 quantisation: slope * reach,
                 floor: slope.max(1.0) * us.floor,
+                beyond: us.beyond || self.range.is_left_by(value.abs()),
             };
         };
         let (g, gs) = self.projection(gate, self.gate_bias[i], i, x, steps);
-        let slope = slope_bound(self.ffn.function, g, gs.quantisation + gs.sum * 1e-5);
-        let up_slope = slope_bound(self.ffn.up_function, u, us.quantisation + us.sum * 1e-5);
+        let slope = slope_bound(self.ffn.function, g, gs.quantisation + gs.sum * self.range.edge);
+        let up_slope = slope_bound(self.ffn.up_function, u, us.quantisation + us.sum * self.range.edge);
         let (f, v) =
             (function_value(self.ffn.function, g).abs(), function_value(self.ffn.up_function, u).abs());
         let (df, dv) = (slope * gs.quantisation, up_slope * us.quantisation);
+        let leaves = |magnitude: f64| self.range.is_left_by(magnitude);
         Hidden {
+            beyond: gs.beyond || us.beyond || leaves(f) || leaves(v) || leaves(f * v),
             value: function_value(self.ffn.function, g) * function_value(self.ffn.up_function, u),
             // A neuron that is off contributes nothing even to first order; one that is near the edge does.
             sum: slope * gs.sum * v + f * up_slope * us.sum + f * v,
@@ -96,8 +101,8 @@ pub(super) fn ffn(
     problem: &Problem,
     ffn: &Ffn,
     arithmetic: Arithmetic,
-    oracle: &dyn ComputeBackend,
-    stated: &Outputs,
+    (oracle, stated): (&dyn ComputeBackend, &Outputs),
+    range: Range,
 ) -> Fallible<Scales> {
     let fetch = |slot| decode(oracle, &problem.tensor(slot), problem.bytes(slot));
     let neurons = problem.tensor(ffn.up).rows as usize;
@@ -108,6 +113,7 @@ pub(super) fn ffn(
         up: decode_planes(oracle, problem, ffn.up, ffn.up_low)?,
         gate_bias: vector(problem, ffn.gate_bias, neurons),
         up_bias: vector(problem, ffn.up_bias, neurons),
+        range,
     };
     let down = fetch(ffn.down)?;
     let ranges = problem.ranges.iter().find(|(op, _)| *op == 0).map(|(_, r)| r.as_slice());
@@ -144,6 +150,7 @@ pub(super) fn ffn(
             quantisation: h.quantisation,
             tie: 0.0,
             floor: h.floor,
+            beyond: h.beyond,
         }));
         let ties = match &hidden_values {
             Some(values) => ties(&values[token * neurons..(token + 1) * neurons], &row),
@@ -151,7 +158,7 @@ pub(super) fn ffn(
         };
         let coarse = coarse_steps(quantises_hidden, &row);
         for column in 0..width {
-            let mut scale = Scale { floor: TINY, ..Scale::default() };
+            let mut scale = Scale { floor: range.tiny, ..Scale::default() };
             for i in (0..neurons).filter(|i| taken(*i)) {
                 let at = match ffn.down_layout {
                     DownLayout::NeuronRows => i * width + column,
@@ -163,10 +170,12 @@ pub(super) fn ffn(
                 scale.quantisation += (h.quantisation + coarse[i]) * d;
                 scale.tie += ties[i] * d;
                 scale.floor += h.floor * (1.0 + d);
+                scale.beyond |= h.beyond || range.is_left_by(d);
             }
             if quantises_hidden && row.iter().any(|h| !h.sum.is_finite()) {
                 scale.sum = f64::NAN;
             }
+            scale.beyond |= range.is_left_by(scale.sum);
             scale.sum += before.as_ref().map_or(0.0, |b| b[token][column].abs());
             outs.push(scale);
         }

@@ -11,9 +11,11 @@ mod ffn;
 mod plain;
 
 use crate::finding::{Fallible, Finding};
+use crate::limits;
 use crate::problem::Problem;
 use crate::run::{Outputs, run_once};
 use crate::values::f32_values;
+use engine_core::backend::ToleranceClass;
 use engine_core::operation::{Activation, Arithmetic, OperationKind, Quantization, SlotId};
 use engine_core::{ComputeBackend, DType, TensorType};
 use half::{bf16, f16};
@@ -21,7 +23,37 @@ use std::collections::BTreeMap;
 
 pub use ffn::{function_value, slope_bound};
 
-/// The smallest normal f32: devices may flush what is below it.
+/// The numbers that a class of devices computes with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Range {
+    /// What is as small may be lost: f32 is flushed below its smallest normal number, f16 rounds to steps of its smallest
+    /// subnormal one.
+    pub tiny: f64,
+    /// What is larger may become infinite.
+    pub largest: f64,
+    /// Share of its condition by which a value may lie on the other side of a function's edge.
+    pub edge: f64,
+}
+
+impl Range {
+    /// Of a class.
+    pub fn of(class: ToleranceClass) -> Range {
+        match class {
+            ToleranceClass::F16 => {
+                let edge = limits::stated("linear", DType::F16, class).figure;
+                Range { tiny: f16::MIN_POSITIVE_SUBNORMAL.to_f64(), largest: f16::MAX.to_f64(), edge }
+            }
+            _ => Range { tiny: f32::MIN_POSITIVE.into(), largest: f32::MAX.into(), edge: 1e-5 },
+        }
+    }
+
+    /// Whether a value of this magnitude, or one that was rounded up from it, may be infinite.
+    pub(crate) fn is_left_by(&self, magnitude: f64) -> bool {
+        magnitude * 1.01 > self.largest
+    }
+}
+
+/// The smallest normal f32.
 const TINY: f64 = f32::MIN_POSITIVE as f64;
 
 /// The scale of one output element.
@@ -36,6 +68,9 @@ pub struct Scale {
     pub tie: f64,
     /// Absolute error from flushing subnormal numbers.
     pub floor: f64,
+    /// Whether a value on the way may leave the range of the device's numbers: then the element may be anything that is not
+    /// finite, or right.
+    pub beyond: bool,
 }
 
 /// Scales by slot, a row of columns per used row.
@@ -196,15 +231,17 @@ pub(crate) fn quantised(x: &[f64]) -> Vec<f64> {
 }
 
 /// Condition of `w . x`: (sum of absolute products, quantisation bound, flush floor).
-pub(crate) fn dot_scale(magnitude: &[f64], x: &[f64], steps: Option<&[f64]>) -> Scale {
+pub(crate) fn dot_scale(magnitude: &[f64], x: &[f64], steps: Option<&[f64]>, range: Range) -> Scale {
     let mut scale = Scale::default();
     for (i, (w, x)) in magnitude.iter().zip(x).enumerate() {
         scale.sum += w * x.abs();
-        scale.floor += (w + x.abs() + 1.0) * TINY;
+        scale.floor += (w + x.abs() + 1.0) * range.tiny;
+        scale.beyond |= range.is_left_by(w.max(x.abs()));
         if let Some(steps) = steps {
             scale.quantisation += w * steps[i];
         }
     }
+    scale.beyond |= range.is_left_by(scale.sum);
     scale
 }
 
@@ -233,16 +270,22 @@ pub(crate) fn vector(problem: &Problem, slot: Option<SlotId>, len: usize) -> Vec
 ///
 /// # Errors
 /// Where the oracle cannot decode a weight.
-pub fn scales(problem: &Problem, oracle: &dyn ComputeBackend, stated: &Outputs) -> Fallible<Scales> {
+pub fn scales(
+    problem: &Problem,
+    oracle: &dyn ComputeBackend,
+    stated: &Outputs,
+    class: ToleranceClass,
+) -> Fallible<Scales> {
+    let range = Range::of(class);
     let Some(operation) = problem.list.operations.first() else { return Ok(Scales::new()) };
     match &operation.kind {
-        OperationKind::Ffn(f) => ffn::ffn(problem, f, operation.arithmetic, oracle, stated),
+        OperationKind::Ffn(f) => ffn::ffn(problem, f, operation.arithmetic, (oracle, stated), range),
         OperationKind::Route { scores, chosen, weights, gating, .. } => {
             Ok(experts::route(problem, (*scores, *chosen, *weights), *gating, stated))
         }
-        OperationKind::Experts(op) => experts::experts(problem, op, operation.arithmetic, oracle),
+        OperationKind::Experts(op) => experts::experts(problem, op, operation.arithmetic, oracle, range),
         OperationKind::Attention { .. } => Ok(attention::attention(problem, &operation.kind)),
-        kind => plain::plain(problem, kind, operation.arithmetic, oracle),
+        kind => plain::plain(problem, kind, operation.arithmetic, oracle, range),
     }
 }
 
@@ -255,9 +298,19 @@ pub(crate) fn is_smooth(function: Activation) -> bool {
 mod tests {
     use super::*;
 
+    const F32: Range = Range { tiny: TINY, largest: f32::MAX as f64, edge: 1e-5 };
+
+    #[test]
+    fn a_class_has_its_own_range() {
+        let of = |class, x: f64| dot_scale(&[1.0, 1.0], &[x, -x], None, Range::of(class));
+        assert!(!of(ToleranceClass::F32, 4e4).beyond && of(ToleranceClass::F16, 4e4).beyond);
+        assert!(!of(ToleranceClass::F16, 3e4).beyond && of(ToleranceClass::F16, 7e4).beyond);
+        assert!(of(ToleranceClass::F16, 0.0).floor > 1e-8 && of(ToleranceClass::F32, 0.0).floor < 1e-37);
+    }
+
     #[test]
     fn cancellation_does_not_shrink_the_scale() {
-        let scale = dot_scale(&[1.0, 1.0], &[1e6, -1e6], None);
+        let scale = dot_scale(&[1.0, 1.0], &[1e6, -1e6], None, F32);
         assert_eq!(scale.sum, 2e6);
         let steps = quantisation_steps(&[127.0, 0.0]);
         assert!((steps[1] - 0.5).abs() < 1e-2);
@@ -267,7 +320,7 @@ mod tests {
 
     #[test]
     fn what_is_not_finite_shows() {
-        assert!(!dot_scale(&[f64::NAN], &[0.0], None).sum.is_finite());
-        assert!(!dot_scale(&[1.0], &[f64::INFINITY], None).sum.is_finite());
+        assert!(!dot_scale(&[f64::NAN], &[0.0], None, F32).sum.is_finite());
+        assert!(!dot_scale(&[1.0], &[f64::INFINITY], None, F32).sum.is_finite());
     }
 }

@@ -1,8 +1,8 @@
 //! Scales of the operations without state.
 
 use super::{
-    Scale, Scales, TINY, decode, dot_scale, input_rows, is_smooth, quantisation_steps, quantises_input,
-    vector,
+    Range, Scale, Scales, TINY, decode, dot_scale, input_rows, is_smooth, quantisation_steps,
+    quantises_input, vector,
 };
 use crate::finding::Fallible;
 use crate::problem::Problem;
@@ -19,6 +19,7 @@ pub(super) fn plain(
     kind: &OperationKind,
     arithmetic: Arithmetic,
     oracle: &dyn ComputeBackend,
+    range: Range,
 ) -> Fallible<Scales> {
     let mut scales = Scales::new();
     match kind {
@@ -50,7 +51,7 @@ pub(super) fn plain(
             for (token, x) in input_rows(problem, *input).into_iter().enumerate() {
                 let steps = quantises_input(arithmetic).then(|| quantisation_steps(&x));
                 for row in 0..rows {
-                    let mut scale = dot_scale(decoded.magnitude(row), &x, steps.as_deref());
+                    let mut scale = dot_scale(decoded.magnitude(row), &x, steps.as_deref(), range);
                     if steps.is_some() && x.iter().any(|v| !v.is_finite()) {
                         // The rule: a block with such a value has scale NaN; it reaches every output of the row.
                         scale.sum = f64::NAN;

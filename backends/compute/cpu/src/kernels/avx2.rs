@@ -4,9 +4,15 @@ use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
 use super::simd::Simd;
+use super::wide::{Pair, Wide};
 
 /// How a tier multiplies bytes.
 pub(super) trait BytesDot: Copy + Send + Sync + 'static {
+    /// The tier's arithmetic on sixteen lanes.
+    type Wide: Wide<V = __m256>;
+    /// For the tiers' entry points, which run after detection only.
+    const WIDE: Self::Wide;
+
     /// See [`Simd::dot_bytes`]; the results are still integers.
     ///
     /// # Safety
@@ -51,6 +57,9 @@ macro_rules! wide {
 }
 
 impl BytesDot for Pairs {
+    type Wide = Pair<Avx2>;
+    const WIDE: Pair<Avx2> = Pair(Vectors::DETECTED);
+
     #[inline(always)]
     unsafe fn dot(weight: __m256i, activation: __m256i) -> __m256i {
         wide!({
@@ -71,6 +80,12 @@ impl BytesDot for Pairs {
 impl<D: BytesDot> Simd for Vectors<D> {
     type V = __m256;
     type B = __m256i;
+    type Wide = D::Wide;
+
+    #[inline(always)]
+    fn wide(self) -> D::Wide {
+        D::WIDE
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m256 {
@@ -188,6 +203,10 @@ impl<D: BytesDot> Simd for Vectors<D> {
             let both = _mm256_set_m128i(_mm_srli_epi16::<4>(codes), codes);
             _mm256_and_si256(both, _mm256_set1_epi8(15))
         })
+    }
+    #[inline(always)]
+    unsafe fn load_halves(self, first: *const u8, second: *const u8) -> __m256i {
+        wide!(_mm256_set_m128i(_mm_loadu_si128(second.cast()), _mm_loadu_si128(first.cast())))
     }
     #[inline(always)]
     fn splat_byte(self, x: i8) -> __m256i {

@@ -6,6 +6,7 @@
 use super::format::{Format, Matrix, with_format};
 use super::matmul::{Tile, prefetch};
 use super::simd::{BLOCK, LANES, Simd};
+use super::wide::Wide;
 
 /// One token.
 #[derive(Clone, Copy, Debug)]
@@ -45,24 +46,40 @@ pub(crate) unsafe fn axpy<S: Simd>(s: S, job: &Axpy<'_>) {
     with_format!(job.weight.format, F => unsafe { one_token::<S, F>(s, job) });
 }
 
+/// How far ahead of their use rows are asked for, in bytes: those that take part lie anywhere, and a part of a row is too
+/// short for the hardware to foretell.
+const AHEAD: usize = 4096;
+/// The most rows that is.
+const MOST_AHEAD: usize = 16;
+
 #[inline(always)]
 unsafe fn one_token<S: Simd, F: Format>(s: S, job: &Axpy<'_>) {
+    let step = job.weight.stride / job.weight.columns.div_ceil(BLOCK).max(1);
+    let (start, end) = job.columns;
+    let bytes = (end - start).div_ceil(BLOCK) * step;
+    let ahead = ((AHEAD + 2 * bytes) / (4 * bytes).max(1)).clamp(1, MOST_AHEAD / 4) * 4;
+    let place = |neuron: u32| job.weight.row(neuron as usize).data;
+    for &neuron in &job.neurons[..ahead.min(job.neurons.len())] {
+        for at in (0..bytes).step_by(64) {
+            prefetch(place(neuron).wrapping_add(start / BLOCK * step + at));
+        }
+    }
     // SAFETY: neurons come from `job.neurons`; the caller answers for them.
     unsafe {
         let (fours, rest) = job.neurons.as_chunks::<4>();
         let last = job.neurons.len().saturating_sub(1);
-        let row = |at: usize| job.weight.row(job.neurons[at.min(last)] as usize).data;
+        let next = |at: usize| place(job.neurons[(at + ahead).min(last)]);
         for (at, four) in fours.iter().enumerate() {
-            add_rows::<S, F, 4>(s, job, *four, std::array::from_fn(|r| row(4 * at + 4 + r)));
+            add_rows::<S, F, 4>(s, job, *four, std::array::from_fn(|r| next(4 * at + r)));
         }
         for (at, &one) in rest.iter().enumerate() {
-            add_rows::<S, F, 1>(s, job, [one], [row(4 * fours.len() + at + 1)]);
+            add_rows::<S, F, 1>(s, job, [one], [next(4 * fours.len() + at)]);
         }
     }
 }
 
 /// Adds `R` rows, one after the other within each element, in one pass over the output. The rows in `next` are asked for
-/// ahead of their use: those that take part lie anywhere, and a part of a row is too short for the hardware to foretell.
+/// ahead of their use.
 #[inline(always)]
 unsafe fn add_rows<S: Simd, F: Format, const R: usize>(
     s: S,
@@ -70,33 +87,44 @@ unsafe fn add_rows<S: Simd, F: Format, const R: usize>(
     neurons: [u32; R],
     next: [*const u8; R],
 ) {
+    let w = s.wide();
     let step = job.weight.stride / job.weight.columns.div_ceil(BLOCK).max(1);
     let rows = neurons.map(|n| job.weight.row(n as usize));
     // SAFETY: the caller's promise of `axpy`.
     unsafe {
-        let h = neurons.map(|n| s.splat(*job.hidden.add(n as usize)));
+        let hidden = neurons.map(|n| *job.hidden.add(n as usize));
+        let mut h = [w.splat(0.0); R];
+        for r in 0..R {
+            h[r] = w.splat(hidden[r]);
+        }
         let (start, end) = job.columns;
         for block in start / BLOCK..end / BLOCK {
             let out = job.out.add(block * BLOCK);
-            let mut y =
-                [s.load(out), s.load(out.add(LANES)), s.load(out.add(2 * LANES)), s.load(out.add(3 * LANES))];
+            let mut y = [w.load(out), w.load(out.add(2 * LANES))];
+            // Four factors are converted together.
+            let factors = match (F::SCALED, rows.first_chunk::<4>()) {
+                (Some(bytes), Some(four)) => Some(
+                    w.four_splats(four.map(|row| row.data.add(block * bytes).cast::<u16>().read_unaligned())),
+                ),
+                _ => None,
+            };
             for r in 0..R {
                 prefetch(next[r].wrapping_add(block * step));
-                let w = F::vectors(s, rows[r], block);
-                for i in 0..4 {
-                    y[i] = s.fma(h[r], w[i], y[i]);
-                }
+                let v = match factors {
+                    Some(factors) => F::scaled(s, rows[r], block, factors[r]),
+                    None => F::wides(s, rows[r], block),
+                };
+                y = [w.fma(h[r], v[0], y[0]), w.fma(h[r], v[1], y[1])];
             }
-            for (i, y) in y.into_iter().enumerate() {
-                s.store(out.add(i * LANES), y);
-            }
+            w.store(out, y[0]);
+            w.store(out.add(2 * LANES), y[1]);
         }
         let mut done = end / BLOCK * BLOCK;
         while done < end {
             let part = LANES.min(end - done);
             let mut y = s.load_part(job.out.add(done), part);
             for r in 0..R {
-                y = s.fma(h[r], F::tail(s, rows[r], done, part), y);
+                y = s.fma(s.splat(hidden[r]), F::tail(s, rows[r], done, part), y);
             }
             s.store_part(job.out.add(done), y, part);
             done += part;

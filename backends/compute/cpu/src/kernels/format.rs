@@ -6,6 +6,7 @@
 use engine_core::DType;
 
 use super::simd::{BLOCK, LANES, Simd};
+use super::wide::{Wide, WideOf};
 
 /// The weight types that have kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +88,30 @@ pub(crate) trait Format: Copy {
     /// The row has that block.
     unsafe fn vectors<S: Simd>(s: S, row: Row, block: usize) -> [S::V; 4];
 
+    /// The same in vectors of sixteen lanes.
+    ///
+    /// # Safety
+    /// The row has that block.
+    #[inline(always)]
+    unsafe fn wides<S: Simd>(s: S, row: Row, block: usize) -> [WideOf<S>; 2] {
+        // SAFETY: the caller's promise.
+        let [a, b, c, d] = unsafe { Self::vectors(s, row, block) };
+        [s.wide().join(a, b), s.wide().join(c, d)]
+    }
+
+    /// Bytes of a block, where it begins with an f16 that is the factor of all of its 32 codes.
+    const SCALED: Option<usize> = None;
+
+    /// [`Format::wides`] with this factor in the place of the block's.
+    ///
+    /// # Safety
+    /// The row has that block.
+    #[inline(always)]
+    unsafe fn scaled<S: Simd>(s: S, row: Row, block: usize, _factor: WideOf<S>) -> [WideOf<S>; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { Self::wides(s, row, block) }
+    }
+
     /// Elements `start..start + n` with `n < 8`, the other lanes zero. Called only where a row may end within a
     /// block, which no quantised row does.
     ///
@@ -116,6 +141,15 @@ impl Format for F32 {
     }
 
     #[inline(always)]
+    unsafe fn wides<S: Simd>(s: S, row: Row, block: usize) -> [WideOf<S>; 2] {
+        // SAFETY: the caller's row has the block.
+        unsafe {
+            let p = row.data.cast::<f32>().add(block * BLOCK);
+            [s.wide().load(p), s.wide().load(p.add(2 * LANES))]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn tail<S: Simd>(s: S, row: Row, start: usize, n: usize) -> S::V {
         // SAFETY: the caller's row has the elements.
         unsafe { s.load_part(row.data.cast::<f32>().add(start), n) }
@@ -134,6 +168,15 @@ impl Format for F16 {
                 s.load_f16(p.add(2 * LANES)),
                 s.load_f16(p.add(3 * LANES)),
             ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn wides<S: Simd>(s: S, row: Row, block: usize) -> [WideOf<S>; 2] {
+        // SAFETY: the caller's row has the block.
+        unsafe {
+            let p = row.data.cast::<u16>().add(block * BLOCK);
+            [s.wide().load_f16(p), s.wide().load_f16(p.add(2 * LANES))]
         }
     }
 
@@ -213,7 +256,7 @@ macro_rules! with_format {
         }
     };
 }
-/// The same for types with an integer dot; `$other` for those without.
+/// The same for types whose rows meet int8 codes block by block; `$other` for the others.
 macro_rules! with_integer_format {
     ($weight_type:expr, $format:ident => $body:expr, else $other:expr) => {
         match $weight_type {
@@ -237,17 +280,14 @@ macro_rules! with_integer_format {
                 use $crate::kernels::quantised::Q6K as $format;
                 $body
             }
-            $crate::kernels::format::WeightType::HighHalves => {
-                use $crate::kernels::planes::HighHalves as $format;
-                $body
-            }
             $crate::kernels::format::WeightType::Planes => {
                 use $crate::kernels::planes::Planes as $format;
                 $body
             }
             $crate::kernels::format::WeightType::F32
             | $crate::kernels::format::WeightType::F16
-            | $crate::kernels::format::WeightType::BF16 => $other,
+            | $crate::kernels::format::WeightType::BF16
+            | $crate::kernels::format::WeightType::HighHalves => $other,
         }
     };
 }

@@ -4,7 +4,8 @@
 //! is unpacked once (to f32, or to codes and scales), then walked by a register block of rows x tokens. Both keep the
 //! one accumulator per output that the parent module describes, so a token's result does not depend on its batch.
 
-use super::format::{Format, Matrix, Row, with_format, with_integer_format};
+use super::format::{Format, Matrix, Row, WeightType, with_format, with_integer_format};
+use super::planes;
 use super::prefill;
 use super::quantised::{IntegerFormat, add_four, add_product, lane_sums};
 use super::simd::{BLOCK, LANES, Simd};
@@ -79,6 +80,33 @@ pub(crate) struct Matmul<'a> {
 }
 
 impl Matmul<'_> {
+    /// How many rows ahead of their use rows are asked for, in whole steps of `R`. Those of a list that come before that
+    /// are asked for now: they lie anywhere, so nothing else foretells them.
+    #[inline(always)]
+    pub(super) fn begin<const R: usize>(&self) -> usize {
+        let bytes = if self.weight.low.is_null() { self.weight.stride } else { self.weight.low_stride };
+        let ahead = ((AHEAD + R * bytes / 2) / (R * bytes).max(1)).clamp(1, 16) * R;
+        if let Rows::List(list) = self.rows {
+            for &row in &list[..ahead.min(list.len())] {
+                let row = self.weight.row(row as usize);
+                let start = if row.low.is_null() { row.data } else { row.low };
+                for at in (0..bytes).step_by(LINE) {
+                    prefetch(start.wrapping_add(at));
+                }
+            }
+        }
+        ahead
+    }
+
+    /// The place of row `i` of this job, as far as it is known: a range goes on, a list ends with its last row.
+    #[inline(always)]
+    pub(super) fn place(&self, i: usize) -> Row {
+        self.weight.row(match self.rows {
+            Rows::Range(start, _) => start + i,
+            Rows::List(rows) => rows[i.min(rows.len() - 1)] as usize,
+        })
+    }
+
     /// Stores an output element.
     ///
     /// # Safety
@@ -103,12 +131,24 @@ pub(crate) struct Tile {
     pub(crate) values: Vec<f32>,
     /// Codes.
     pub(crate) codes: Vec<i8>,
+    /// Activations in another order.
+    groups: Vec<u8>,
     /// Bytes of weights that were multiplied since this was last looked at: each row once per operation, whatever the
     /// number of tokens.
     pub(crate) read: u64,
 }
 
 impl Tile {
+    /// Room for so many values of a type, of which nothing is known.
+    pub(super) fn room_for<T>(&mut self, count: usize) -> *mut T {
+        let (bytes, align) = (count * size_of::<T>(), align_of::<T>());
+        if self.groups.len() < bytes + align {
+            self.groups.resize(bytes + align, 0);
+        }
+        let start = self.groups.as_mut_ptr();
+        start.wrapping_add(start.align_offset(align)).cast()
+    }
+
     /// The buffer grown to `values` values and `codes` codes.
     pub(crate) fn reserve(&mut self, values: usize, codes: usize) {
         if self.values.len() < values {
@@ -137,6 +177,15 @@ pub(crate) unsafe fn matmul<S: Simd>(s: S, job: &Matmul<'_>, tile: &mut Tile) {
             Input::F32 { data, stride } => {
                 prefill::many_tokens_f32(s, job, data, stride, tile);
             }
+            Input::Int8 { codes, scales, stride } if job.weight.format == WeightType::HighHalves => {
+                for t in 0..job.tokens {
+                    let (codes, scales) = (codes.add(t * stride), scales.add(t * (stride / BLOCK)));
+                    planes::estimate(s, job, t, codes, scales, tile);
+                }
+            }
+            Input::Int8 { codes, scales, .. } if job.tokens == 1 && is_in_planes::<S>(job) => {
+                one_token_planes(s, job, codes, scales);
+            }
             Input::Int8 { codes, scales, .. } if job.tokens == 1 => {
                 with_integer_format!(job.weight.format, F => one_token_int8::<S, F>(s, job, codes, scales),
                     else unreachable!("int8 codes meet an unquantised weight"));
@@ -164,6 +213,12 @@ pub(super) fn prefetch(p: *const u8) {
     }
 }
 
+/// How far ahead of its use memory is asked for, in bytes. A row's worth is too little where rows are narrow: memory takes
+/// longer than four rows of 324 bytes do. Much more, and lines are gone again before they are used.
+pub(super) const AHEAD: usize = 4096;
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
+
 /// Rows that will be needed soon, and the bytes of 32 elements in them.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<const R: usize> {
@@ -172,16 +227,16 @@ pub(super) struct Ahead<const R: usize> {
 }
 
 impl<const R: usize> Ahead<R> {
-    /// Rows `i..i + R` of the job, where it has that many left; otherwise its last row.
+    /// Rows `i..i + R` of the job; see [`Matmul::begin`].
     #[inline(always)]
     fn of(job: &Matmul<'_>, i: usize) -> Ahead<R> {
-        let last = job.rows.len() - 1;
-        let row = |r: usize| job.weight.row(job.rows.get((i + r).min(last)));
         let blocks = job.weight.columns.div_ceil(BLOCK).max(1);
         if job.weight.low.is_null() {
-            Ahead { rows: std::array::from_fn(|r| row(r).data), step: job.weight.stride / blocks }
+            let rows = std::array::from_fn(|r| job.place(i + r).data);
+            Ahead { rows, step: job.weight.stride / blocks }
         } else {
-            Ahead { rows: std::array::from_fn(|r| row(r).low), step: job.weight.low_stride / blocks }
+            let rows = std::array::from_fn(|r| job.place(i + r).low);
+            Ahead { rows, step: job.weight.low_stride / blocks }
         }
     }
 
@@ -230,12 +285,14 @@ unsafe fn dot_f32<S: Simd, F: Format, const R: usize>(
 #[inline(always)]
 unsafe fn one_token_f32<S: Simd, F: Format>(s: S, job: &Matmul<'_>, x: *const f32) {
     let (n, count) = (job.weight.columns, job.rows.len());
+    let ahead = job.begin::<4>();
     let mut i = 0;
     // SAFETY: row numbers come from `job.rows`; the caller answers for them.
     unsafe {
         while i + 4 <= count {
             let rows = [job.rows.get(i), job.rows.get(i + 1), job.rows.get(i + 2), job.rows.get(i + 3)];
-            let sums = dot_f32::<S, F, 4>(s, rows.map(|r| job.weight.row(r)), Ahead::of(job, i + 4), x, n);
+            let sums =
+                dot_f32::<S, F, 4>(s, rows.map(|r| job.weight.row(r)), Ahead::of(job, i + ahead), x, n);
             for (row, sum) in rows.into_iter().zip(sums) {
                 job.put(row, 0, sum);
             }
@@ -243,7 +300,7 @@ unsafe fn one_token_f32<S: Simd, F: Format>(s: S, job: &Matmul<'_>, x: *const f3
         }
         while i < count {
             let row = job.rows.get(i);
-            let [sum] = dot_f32::<S, F, 1>(s, [job.weight.row(row)], Ahead::of(job, i + 1), x, n);
+            let [sum] = dot_f32::<S, F, 1>(s, [job.weight.row(row)], Ahead::of(job, i + ahead), x, n);
             job.put(row, 0, sum);
             i += 1;
         }
@@ -270,7 +327,7 @@ unsafe fn dot_int8<S: Simd, F: IntegerFormat, const R: usize>(
                 for r in 0..R {
                     next.fetch(r, block);
                 }
-                add_four::<S, F>(s, four, block, factor, activation, &mut sums);
+                add_four::<S, F>(s, four, block, factor, (x, scale), &mut sums);
                 continue;
             }
             for r in 0..R {
@@ -290,13 +347,14 @@ unsafe fn one_token_int8<S: Simd, F: IntegerFormat>(
     scales: *const f32,
 ) {
     let (n, count) = (job.weight.columns, job.rows.len());
+    let ahead = job.begin::<4>();
     let mut i = 0;
     // SAFETY: as in `one_token_f32`.
     unsafe {
         while i + 4 <= count {
             let rows = [job.rows.get(i), job.rows.get(i + 1), job.rows.get(i + 2), job.rows.get(i + 3)];
             let starts = rows.map(|r| job.weight.row(r));
-            let next = Ahead::of(job, i + 4);
+            let next = Ahead::of(job, i + ahead);
             let sums = if S::SQUARES {
                 squares::column::<S, F>(s, starts, next, codes, scales, n)
             } else {
@@ -310,7 +368,40 @@ unsafe fn one_token_int8<S: Simd, F: IntegerFormat>(
         while i < count {
             let row = job.rows.get(i);
             let [sum] =
-                dot_int8::<S, F, 1>(s, [job.weight.row(row)], Ahead::of(job, i + 1), codes, scales, n);
+                dot_int8::<S, F, 1>(s, [job.weight.row(row)], Ahead::of(job, i + ahead), codes, scales, n);
+            job.put(row, 0, sum);
+            i += 1;
+        }
+    }
+}
+
+/// Whether one token has a product of its own for this: where four outputs are kept per vector, planes are as any type.
+#[inline(always)]
+fn is_in_planes<S: Simd>(job: &Matmul<'_>) -> bool {
+    job.weight.format == WeightType::Planes && !S::SQUARES
+}
+
+#[inline(always)]
+unsafe fn one_token_planes<S: Simd>(s: S, job: &Matmul<'_>, codes: *const i8, scales: *const f32) {
+    let (n, count) = (job.weight.columns, job.rows.len());
+    let ahead = job.begin::<4>();
+    let mut i = 0;
+    // SAFETY: as in `one_token_f32`.
+    unsafe {
+        while i + 4 <= count {
+            let rows = [job.rows.get(i), job.rows.get(i + 1), job.rows.get(i + 2), job.rows.get(i + 3)];
+            let next = std::array::from_fn(|r| job.place(i + ahead + r));
+            let next = (next, matches!(job.rows, Rows::Range(..)));
+            let sums = planes::dot_four(s, rows.map(|r| job.weight.row(r)), next, codes, scales, n);
+            for (row, sum) in rows.into_iter().zip(sums) {
+                job.put(row, 0, sum);
+            }
+            i += 4;
+        }
+        while i < count {
+            let row = job.rows.get(i);
+            let (start, next) = (job.weight.row(row), Ahead::of(job, i + ahead));
+            let [sum] = dot_int8::<S, planes::Planes, 1>(s, [start], next, codes, scales, n);
             job.put(row, 0, sum);
             i += 1;
         }

@@ -31,6 +31,7 @@ pub(crate) mod quantised;
 pub(crate) mod rope;
 pub(crate) mod simd;
 mod squares;
+mod wide;
 
 mod portable;
 #[cfg(test)]

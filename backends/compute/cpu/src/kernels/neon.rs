@@ -7,6 +7,7 @@ use core::arch::aarch64::*;
 use core::marker::PhantomData;
 
 use super::simd::Simd;
+use super::wide::Pair;
 
 /// How a tier multiplies bytes.
 pub(super) trait BytesDot: Copy + Send + Sync + 'static {
@@ -96,6 +97,12 @@ impl BytesDot for Widening {
 impl<D: BytesDot> Simd for Vectors<D> {
     type V = [float32x4_t; 2];
     type B = [int8x16_t; 2];
+    type Wide = Pair<Self>;
+
+    #[inline(always)]
+    fn wide(self) -> Pair<Self> {
+        Pair(self)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -226,6 +233,10 @@ impl<D: BytesDot> Simd for Vectors<D> {
                 vreinterpretq_s8_u8(vshrq_n_u8::<4>(codes)),
             ]
         })
+    }
+    #[inline(always)]
+    unsafe fn load_halves(self, first: *const u8, second: *const u8) -> Self::B {
+        wide!([vld1q_s8(first.cast()), vld1q_s8(second.cast())])
     }
     #[inline(always)]
     fn splat_byte(self, x: i8) -> Self::B {

@@ -2,6 +2,7 @@
 //! give.
 
 use super::simd::{LANES, Simd};
+use super::wide::Pair;
 
 /// Plain Rust; what the compiler may use is the target's baseline.
 #[derive(Clone, Copy)]
@@ -30,6 +31,12 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
 impl Simd for Portable {
     type V = [f32; LANES];
     type B = [i8; 32];
+    type Wide = Pair<Self>;
+
+    #[inline(always)]
+    fn wide(self) -> Pair<Self> {
+        Pair(self)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -151,6 +158,12 @@ impl Simd for Portable {
         // SAFETY: the caller gives 16 readable bytes.
         let codes = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
         core::array::from_fn(|i| if i < 16 { (codes[i] & 15) as i8 } else { (codes[i - 16] >> 4) as i8 })
+    }
+    #[inline(always)]
+    unsafe fn load_halves(self, first: *const u8, second: *const u8) -> Self::B {
+        // SAFETY: the caller gives 16 readable bytes each.
+        let [first, second] = unsafe { [first, second].map(|p| p.cast::<[i8; 16]>().read_unaligned()) };
+        core::array::from_fn(|i| if i < 16 { first[i] } else { second[i - 16] })
     }
     #[inline(always)]
     fn splat_byte(self, x: i8) -> Self::B {

@@ -3,7 +3,6 @@
 
 use super::format::{Row, with_format, with_integer_format};
 use super::matmul::{Matmul, Tile};
-use super::planes::HighHalves;
 use super::quantised::{IntegerFormat, Q4K, Q6K, Q8, Second, add_product, lane_sums};
 use super::simd::{BLOCK, LANES, Simd};
 use super::squares;
@@ -174,9 +173,6 @@ pub(super) unsafe fn many_tokens_int8<S: Simd>(
                 Second::None => tile_int8::<S, Q8>(s, job, (first, rows), codes, scales, stride, tile),
                 Second::UpperHalf => tile_int8::<S, Q6K>(s, job, (first, rows), codes, scales, stride, tile),
                 Second::Term => tile_int8::<S, Q4K>(s, job, (first, rows), codes, scales, stride, tile),
-                Second::Middle => {
-                    tile_int8::<S, HighHalves>(s, job, (first, rows), codes, scales, stride, tile);
-                }
             }
         }
         first += rows;
@@ -254,7 +250,7 @@ unsafe fn block_int8<S: Simd, F: IntegerFormat, const R: usize, const T: usize>(
     unsafe {
         for block in 0..blocks {
             let mut terms = [s.splat(0.0); T];
-            if matches!(F::SECOND, Second::Term | Second::Middle) {
+            if F::SECOND == Second::Term {
                 for t in 0..T {
                     terms[t] = lane_sums::<S, F>(s, s.load_bytes(x.0.add(t * stride + block * BLOCK)));
                 }

@@ -5,6 +5,7 @@
 
 use super::format::{Format, Row};
 use super::simd::{BLOCK, Simd};
+use super::wide::{Wide, WideOf};
 
 /// What a block's second factor is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,12 +16,7 @@ pub(crate) enum Second {
     UpperHalf,
     /// A term of all elements: `value = a x code + b`, with codes of 0 to 15.
     Term,
-    /// There is none; codes of 0 to 15 count from [`MIDDLE`]: `value = a x (code - MIDDLE)`.
-    Middle,
 }
-
-/// From where the high half of an 8-bit code counts, if nothing is known of the low half: `8 - 7.5 / 16`.
-pub(super) const MIDDLE: f32 = 7.53125;
 
 /// A type whose 32 elements are integer codes with factors `[a, b]`.
 pub(crate) trait IntegerFormat: Format {
@@ -48,13 +44,12 @@ pub(crate) fn add_product<S: Simd, F: IntegerFormat>(
 ) -> S::V {
     let products = match F::SECOND {
         Second::None | Second::UpperHalf => s.dot_bytes(weight, activation),
-        Second::Term | Second::Middle => s.dot_nibbles(weight, activation),
+        Second::Term => s.dot_nibbles(weight, activation),
     };
     match F::SECOND {
         Second::None => s.fma(products, s.splat(a * scale), sum),
         Second::UpperHalf => s.fma(products, s.halves(a * scale, b * scale), sum),
         Second::Term => s.fma(sums, s.splat(b * scale), s.fma(products, s.splat(a * scale), sum)),
-        Second::Middle => s.fma(s.add(products, sums), s.splat(a * scale), sum),
     }
 }
 
@@ -69,7 +64,7 @@ pub(crate) unsafe fn add_four<S: Simd, F: IntegerFormat>(
     rows: [Row; 4],
     block: usize,
     (bytes, multiple): (usize, f32),
-    (activation, scale, sums): (S::B, f32, S::V),
+    (activation, scale): (S::B, f32),
     totals: &mut [S::V],
 ) {
     // SAFETY: a block begins with its factor.
@@ -78,22 +73,15 @@ pub(crate) unsafe fn add_four<S: Simd, F: IntegerFormat>(
     for (r, total) in totals.iter_mut().enumerate().take(4) {
         // SAFETY: the caller's rows have the block.
         let (codes, _) = unsafe { F::codes(s, rows[r], block) };
-        let products = match F::SECOND {
-            Second::Middle => s.add(s.dot_nibbles(codes, activation), sums),
-            _ => s.dot_bytes(codes, activation),
-        };
-        *total = s.fma(products, factors[r], *total);
+        *total = s.fma(s.dot_bytes(codes, activation), factors[r], *total);
     }
 }
 
-/// The exact sums of each lane's four activation codes, where the type has a term that they multiply; times what that is,
-/// where it is the same for all blocks.
+/// The exact sums of each lane's four activation codes, where the type has a term that they multiply.
 #[inline(always)]
 pub(crate) fn lane_sums<S: Simd, F: IntegerFormat>(s: S, activation: S::B) -> S::V {
     match F::SECOND {
         Second::Term => s.dot_nibbles(s.splat_byte(1), activation),
-        // At most 508 times 241/32: exact.
-        Second::Middle => s.mul(s.dot_nibbles(s.splat_byte(1), activation), s.splat(-MIDDLE)),
         Second::None | Second::UpperHalf => s.splat(0.0),
     }
 }
@@ -108,7 +96,6 @@ pub(super) fn values<S: Simd, F: IntegerFormat>(s: S, v: [S::V; 4], [a, b]: [f32
             let second = s.splat(b);
             [s.mul(v[0], first), s.mul(v[1], first), s.mul(v[2], second), s.mul(v[3], second)]
         }
-        Second::Middle => v.map(|v| s.mul(s.sub(v, s.splat(MIDDLE)), first)),
         Second::Term => {
             let term = s.splat(b);
             v.map(|v| s.fma(v, first, term))
@@ -144,7 +131,7 @@ macro_rules! format_of_codes {
         })*
     };
 }
-format_of_codes!(Q4, Q4Min, Q4K, Q6K);
+format_of_codes!(Q4Min, Q4K, Q6K);
 pub(super) use format_of_codes;
 
 /// Q8_0 rows.
@@ -163,6 +150,15 @@ impl Format for Q8 {
             let p = row.data.add(block * Self::BYTES);
             values::<S, Q8>(s, s.load_widened(p.add(2).cast()), [half(s, p), 0.0])
         }
+    }
+
+    const SCALED: Option<usize> = Some(Self::BYTES);
+
+    #[inline(always)]
+    unsafe fn scaled<S: Simd>(s: S, row: Row, block: usize, factor: WideOf<S>) -> [WideOf<S>; 2] {
+        // SAFETY: as above.
+        let codes = unsafe { s.wide().load_widened(row.data.add(block * Self::BYTES + 2).cast()) };
+        [s.wide().mul(codes[0], factor), s.wide().mul(codes[1], factor)]
     }
 
     #[inline(always)]
@@ -189,15 +185,41 @@ impl IntegerFormat for Q8 {
 #[derive(Clone, Copy)]
 pub(crate) struct Q4;
 
+impl Q4 {
+    const BYTES: usize = 18;
+}
+
+impl Format for Q4 {
+    #[inline(always)]
+    unsafe fn vectors<S: Simd>(s: S, row: Row, block: usize) -> [S::V; 4] {
+        // SAFETY: the caller's row has the block.
+        let (codes, factors) = unsafe { Self::codes(s, row, block) };
+        values::<S, Self>(s, s.widen(codes), factors)
+    }
+
+    const SCALED: Option<usize> = Some(Self::BYTES);
+
+    #[inline(always)]
+    unsafe fn scaled<S: Simd>(s: S, row: Row, block: usize, factor: WideOf<S>) -> [WideOf<S>; 2] {
+        // SAFETY: the caller's row has the block.
+        unsafe { s.wide().scaled_nibbles(row.data.add(block * Self::BYTES + 2), factor) }
+    }
+
+    #[inline(always)]
+    unsafe fn tail<S: Simd>(s: S, _: Row, _: usize, _: usize) -> S::V {
+        s.splat(0.0)
+    }
+}
+
 impl IntegerFormat for Q4 {
     const SECOND: Second = Second::None;
-    const FACTOR: Option<(usize, f32)> = Some((18, 1.0));
+    const FACTOR: Option<(usize, f32)> = Some((Self::BYTES, 1.0));
 
     #[inline(always)]
     unsafe fn codes<S: Simd>(s: S, row: Row, block: usize) -> (S::B, [f32; 2]) {
         // SAFETY: the caller's row has the block: two bytes of scale, then the codes.
         unsafe {
-            let p = row.data.add(block * 18);
+            let p = row.data.add(block * Self::BYTES);
             (s.sub_bytes(s.load_nibbles(p.add(2)), s.splat_byte(8)), [half(s, p), 0.0])
         }
     }

@@ -5,6 +5,8 @@
 //! every tier, and so is the meaning of each lane, which fixes the order of all sums: wider machines take several rows
 //! per register, narrower ones several registers per vector.
 
+use super::wide::Wide;
+
 /// Lanes of [`Simd::V`].
 pub(crate) const LANES: usize = 8;
 
@@ -20,6 +22,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     type V: Copy;
     /// Thirty-two signed bytes.
     type B: Copy;
+    /// Sixteen lanes at a time.
+    type Wide: Wide<V = Self::V>;
+
+    /// Sixteen lanes at a time.
+    fn wide(self) -> Self::Wide;
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
@@ -100,6 +107,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` points to 16 readable bytes.
     unsafe fn load_nibbles(self, p: *const u8) -> Self::B;
+    /// Sixteen bytes, then sixteen others.
+    ///
+    /// # Safety
+    /// Each points to 16 readable bytes.
+    unsafe fn load_halves(self, first: *const u8, second: *const u8) -> Self::B;
     /// All bytes `x`.
     fn splat_byte(self, x: i8) -> Self::B;
     /// `a - b`, byte by byte, wrapping.

@@ -4,7 +4,7 @@
 
 use super::format::Row;
 use super::matmul::{Ahead, Matmul};
-use super::quantised::{IntegerFormat, MIDDLE, Second};
+use super::quantised::{IntegerFormat, Second};
 use super::simd::{BLOCK, LANES, Simd};
 
 /// What multiplies the first and the second half of the blocks of two rows.
@@ -50,11 +50,7 @@ pub(super) unsafe fn column<S: Simd, F: IntegerFormat>(
             let four = |second: bool| core::array::from_fn::<f32, 4, _>(|i| factor(i, second));
             let (low, term) = (four(false), four(true));
             let high = if F::SECOND == Second::UpperHalf { term } else { low };
-            let mut products = s.dot_column(w.map(|w| w.0), x);
-            if F::SECOND == Second::Middle {
-                let ones = s.dot_column([s.splat_byte(1); 4], x);
-                products = s.fma(ones, s.splat(-MIDDLE), products);
-            }
+            let products = s.dot_column(w.map(|w| w.0), x);
             sums = s.fma(products, scaled(s, low, high, scale), sums);
             if F::SECOND == Second::Term {
                 let ones = s.dot_column([s.splat_byte(1); 4], x);
@@ -103,11 +99,7 @@ pub(super) unsafe fn block<S: Simd, F: IntegerFormat, const R: usize, const T: u
                     let codes = pair.map(|r| s.load_bytes(w.0.add(r * n + block * BLOCK)));
                     let factors = pair.map(|r| w.1.add((r * blocks + block) * 2).cast::<[f32; 2]>().read());
                     let (low, high) = by_half::<F>(factors);
-                    let mut products = s.dot_square(codes, activations);
-                    if F::SECOND == Second::Middle {
-                        let ones = s.dot_square([s.splat_byte(1); 2], activations);
-                        products = s.fma(ones, s.splat(-MIDDLE), products);
-                    }
+                    let products = s.dot_square(codes, activations);
                     sums[r][t] = s.fma(products, s.outer(low, high, scales), sums[r][t]);
                     if F::SECOND == Second::Term {
                         let ones = s.dot_square([s.splat_byte(1); 2], activations);

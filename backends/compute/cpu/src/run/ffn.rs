@@ -113,7 +113,10 @@ impl Layer<'_> {
     fn run(&self, local: &mut Local) -> Result<(), Stopped> {
         let (run, op) = (self.run, self.op);
         let neurons = op.up.operand.rows;
-        let grain = run.grain(neurons, op.up.operand.columns * 4, self.tokens);
+        let mut grain = run.grain(neurons, op.up.operand.columns * 4, self.tokens);
+        if let (Select::Planes(rule), 1) = (&op.select, self.tokens) {
+            grain = grain.min(rule.chunk(op));
+        }
         while let Some(chunk) = run.claim(0, neurons, grain) {
             if self.dense { self.dense_chunk(chunk, local) } else { self.sparse_chunk(chunk, local) }
         }
@@ -300,42 +303,64 @@ impl Layer<'_> {
         }
         let skips_zero = matches!(op.select, Select::GateFirst | Select::Threshold(_) | Select::Planes(_));
         for t in 0..self.tokens {
-            for i in chunk.clone() {
-                // SAFETY: as above.
-                unsafe {
-                    let (h, keep) = (self.hidden(t).add(i), self.keep(t).add(i));
-                    if *keep == 0 {
-                        *h = 0.0;
-                    } else if skips_zero && *h == 0.0 {
-                        *keep = 0;
-                    }
-                }
+            // SAFETY: the chunk lies within the shared rows, and this thread alone has it.
+            let (hidden, keep) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(self.hidden(t).add(start), len),
+                    std::slice::from_raw_parts_mut(self.keep(t).add(start), len),
+                )
+            };
+            // Without branches, for who takes part is as good as random.
+            for (h, keep) in hidden.iter_mut().zip(keep) {
+                *h = if *keep == 0 { 0.0 } else { *h };
+                *keep = if skips_zero && *h == 0.0 { 0 } else { *keep };
+            }
+        }
+    }
+
+    /// Lists the marked neurons of any token.
+    pub(super) fn list_kept(&self, active: &[Range<usize>], list: &mut Vec<u32>) {
+        list.clear();
+        for range in active {
+            // SAFETY: the range lies within the shared rows.
+            let marks = |t| unsafe { std::slice::from_raw_parts(self.keep(t).add(range.start), range.len()) };
+            if self.tokens == 1 {
+                let marks = marks(0);
+                append_where(list, range.clone(), |i| marks[i - range.start] != 0);
+            } else {
+                append_where(list, range.clone(), |i| {
+                    (0..self.tokens).any(|t| marks(t)[i - range.start] != 0)
+                });
             }
         }
     }
 
     /// Marks the active neurons that the selection keeps by their activated gate; `union` gets those of any token.
     fn keep_by_gate(&self, active: &[Range<usize>], union: &mut Vec<u32>) {
-        for i in active.iter().cloned().flatten() {
-            let mut any = false;
+        for range in active {
             for t in 0..self.tokens {
-                // SAFETY: the neuron lies within the shared rows.
-                let gate = unsafe { *self.hidden(t).add(i) };
-                let kept = match self.op.select {
-                    Select::GateFirst => gate != 0.0,
-                    Select::Threshold(limit) => gate.abs() > limit || gate.is_nan(),
-                    Select::All | Select::Mask(_) | Select::Planes(_) => true,
+                // SAFETY: the range lies within the shared rows, and this thread alone has it.
+                let (gate, keep) = unsafe {
+                    (
+                        std::slice::from_raw_parts(self.hidden(t).add(range.start), range.len()),
+                        std::slice::from_raw_parts_mut(self.keep(t).add(range.start), range.len()),
+                    )
                 };
-                if kept {
-                    any = true;
-                    // SAFETY: as above.
-                    unsafe { *self.keep(t).add(i) = u32::MAX };
+                let mark = |kept: bool| if kept { u32::MAX } else { 0 };
+                match self.op.select {
+                    Select::GateFirst => {
+                        keep.iter_mut().zip(gate).for_each(|(keep, gate)| *keep = mark(*gate != 0.0));
+                    }
+                    Select::Threshold(limit) => {
+                        // NaN is kept, too.
+                        let below = |gate: f32| gate.abs() <= limit;
+                        keep.iter_mut().zip(gate).for_each(|(keep, gate)| *keep = mark(!below(*gate)));
+                    }
+                    Select::All | Select::Mask(_) | Select::Planes(_) => keep.fill(u32::MAX),
                 }
             }
-            if any {
-                union.push(i as u32);
-            }
         }
+        self.list_kept(active, union);
     }
 
     /// The optional outputs: a share of the tokens each.
@@ -495,7 +520,7 @@ impl Layer<'_> {
             // SAFETY: a row of `neurons` marks.
             let keep = unsafe { std::slice::from_raw_parts(self.keep(t), neurons) };
             local.list.clear();
-            local.list.extend((0u32..).zip(keep).filter(|(_, k)| **k != 0).map(|(i, _)| i));
+            append_where(&mut local.list, 0..neurons, |i| keep[i] != 0);
             local.tile.read += self.read_by_neurons(local.list.len(), columns);
             let out = out.wrapping_add(t * out_stride);
             let job = Axpy { weight, neurons: &local.list, hidden: hidden.row(t), columns, out };
@@ -511,6 +536,17 @@ impl Layer<'_> {
         let down = &self.op.down.operand;
         (neurons * down.stride * (end - start) / down.columns.max(1)) as u64
     }
+}
+
+/// Appends those of a range for which `chosen` holds, which costs the same for every outcome.
+fn append_where(list: &mut Vec<u32>, range: Range<usize>, chosen: impl Fn(usize) -> bool) {
+    let mut count = list.len();
+    list.resize(count + range.len(), 0);
+    for i in range {
+        list[count] = i as u32;
+        count += usize::from(chosen(i));
+    }
+    list.truncate(count);
 }
 
 fn at_token(input: Input, token: usize) -> Input {

@@ -21,6 +21,18 @@ pub(crate) struct PlaneRule {
     pub(crate) threshold: f32,
 }
 
+/// Bytes of high halves that a chunk of neurons may have. Those of the survivors are read again, and should come from the
+/// level-2 cache then.
+const CHUNK_BYTES: usize = 256 * 1024;
+
+impl PlaneRule {
+    /// The most neurons of a chunk.
+    pub(super) fn chunk(&self, op: &Ffn) -> usize {
+        let estimates = 1 + usize::from(self.up_deviation.is_some());
+        (CHUNK_BYTES / (estimates * op.up.operand.stride).max(1)).next_multiple_of(4).max(16)
+    }
+}
+
 /// What one factor of the score is estimated from.
 struct Factor<'a> {
     weight: &'a Weight,
@@ -87,36 +99,63 @@ impl Layer<'_> {
                 function: op.up_function,
                 out: self.up(0),
             };
-            // Where the first factor is zero, the second says nothing more.
-            let mut list = std::mem::take(&mut local.list);
-            list.clear();
-            list.extend(
-                active.iter().cloned().flatten().filter(|&i| self.any_above(i, 0.0)).map(|i| i as u32),
-            );
-            self.estimate(rule, &up, Rows::List(&list), local);
-            local.list = list;
-            self.activate_chunk(&up, &chunk);
-        }
-        local.list.clear();
-        let norms = rule.down_norm.as_ref().map(|norm| self.run.env.f32(norm, 0));
-        for i in active.iter().cloned().flatten() {
-            // SAFETY: a norm per neuron.
-            let norm = norms.map_or(1.0, |norms| unsafe { *norms.add(i) });
-            let mut any = false;
-            for t in 0..self.tokens {
-                // SAFETY: the neuron lies within the shared rows.
-                unsafe {
-                    let gate = (*self.hidden(t).add(i)).abs();
-                    let up = if rule.up_deviation.is_some() { (*self.up(t).add(i)).abs() } else { 1.0 };
-                    let score = gate * up * norm;
-                    if score > rule.threshold || score.is_nan() {
-                        any = true;
-                        *self.keep(t).add(i) = u32::MAX;
-                    }
+            if op.function.is_zero_below() {
+                // Where the first factor is zero, the second says nothing more.
+                let mut list = std::mem::take(&mut local.list);
+                list.clear();
+                list.extend(active.iter().cloned().flatten().filter(|&i| self.any_gate(i)).map(|i| i as u32));
+                self.estimate(rule, &up, Rows::List(&list), local);
+                local.list = list;
+            } else {
+                for range in active {
+                    self.estimate(rule, &up, Rows::Range(range.start, range.end), local);
                 }
             }
-            if any {
-                local.list.push(i as u32);
+            self.activate_chunk(&up, &chunk);
+        }
+        for range in active {
+            for t in 0..self.tokens {
+                self.decide(rule, range.clone(), t);
+            }
+        }
+        self.list_kept(active, &mut local.list);
+    }
+
+    /// Marks those of a range whose score is above the threshold, or NaN. Which ones that are is as good as random: so
+    /// nothing here branches by it.
+    fn decide(&self, rule: &PlaneRule, range: Range<usize>, token: usize) {
+        let (start, len) = (range.start, range.len());
+        // SAFETY: the range lies within the shared rows, which this thread alone has there, and a norm per neuron.
+        let (gate, up, keep, norms) = unsafe {
+            let values = |p: *const f32| std::slice::from_raw_parts(p.add(start), len);
+            (
+                values(self.hidden(token)),
+                rule.up_deviation.as_ref().map(|_| values(self.up(token))),
+                std::slice::from_raw_parts_mut(self.keep(token).add(start), len),
+                rule.down_norm.as_ref().map(|norm| values(self.run.env.f32(norm, 0))),
+            )
+        };
+        let mark = |score: f32| if score <= rule.threshold { 0 } else { u32::MAX };
+        match (up, norms) {
+            (Some(up), Some(norms)) => {
+                for (((keep, gate), up), norm) in keep.iter_mut().zip(gate).zip(up).zip(norms) {
+                    *keep = mark(gate.abs() * up.abs() * norm);
+                }
+            }
+            (Some(up), None) => {
+                for ((keep, gate), up) in keep.iter_mut().zip(gate).zip(up) {
+                    *keep = mark(gate.abs() * up.abs());
+                }
+            }
+            (None, Some(norms)) => {
+                for ((keep, gate), norm) in keep.iter_mut().zip(gate).zip(norms) {
+                    *keep = mark(gate.abs() * norm);
+                }
+            }
+            (None, None) => {
+                for (keep, gate) in keep.iter_mut().zip(gate) {
+                    *keep = mark(gate.abs());
+                }
             }
         }
     }
@@ -133,9 +172,22 @@ impl Layer<'_> {
         for t in 0..self.tokens {
             let out = factor.out.wrapping_add(t * self.stride());
             let norm = self.norms[t];
-            for i in (0..rows.len()).map(|i| rows.get(i)) {
-                // SAFETY: a deviation per neuron; the neuron lies within the shared rows.
-                unsafe { *out.add(i) += rule.deviations * *deviations.add(i) * norm };
+            // SAFETY: a deviation per neuron; the neurons lie within the shared rows.
+            unsafe {
+                match rows {
+                    Rows::Range(start, end) => {
+                        let out = std::slice::from_raw_parts_mut(out.add(start), end - start);
+                        let deviations = std::slice::from_raw_parts(deviations.add(start), end - start);
+                        for (out, deviation) in out.iter_mut().zip(deviations) {
+                            *out += rule.deviations * deviation * norm;
+                        }
+                    }
+                    Rows::List(list) => {
+                        for i in list.iter().map(|&i| i as usize) {
+                            *out.add(i) += rule.deviations * *deviations.add(i) * norm;
+                        }
+                    }
+                }
             }
         }
     }
@@ -155,11 +207,10 @@ impl Layer<'_> {
         }
     }
 
-    /// Whether any token's activated gate is larger than `limit` in magnitude, or NaN.
-    fn any_above(&self, neuron: usize, limit: f32) -> bool {
+    /// Whether any token's activated gate is not zero.
+    fn any_gate(&self, neuron: usize) -> bool {
         // SAFETY: the neuron lies within the shared rows.
-        let gate = |t: usize| unsafe { *self.hidden(t).add(neuron) };
-        (0..self.tokens).map(gate).any(|gate| gate.abs() > limit || gate.is_nan())
+        (0..self.tokens).any(|t| unsafe { *self.hidden(t).add(neuron) } != 0.0)
     }
 
     /// Takes out of the kept neurons those whose gate is zero after all; `list` keeps those of any token.

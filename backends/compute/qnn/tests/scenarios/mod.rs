@@ -1,0 +1,331 @@
+//! What each process of the tests does.
+
+mod device;
+
+use std::path::Path;
+
+use engine_core::backend::Counter;
+use engine_core::config::Plugins;
+use engine_core::module::ComputeModule;
+use engine_core::options::OptionTable;
+use engine_core::{ComputeBackend, Error};
+use engine_loader::{Environment, Standing};
+use libtest_mimic::Failed;
+use thermocline_compute_qnn::QnnModule;
+
+use device::{Layer, Numbers};
+
+/// Runs one.
+pub(crate) fn run(scenario: &str, library: &str) -> Result<(), String> {
+    let result = match scenario {
+        "missing" => missing(library),
+        "crash" => crashes(),
+        "hang" => hangs(library),
+        "nothing" => unfit(library, "it offers no interface"),
+        "other-version" => unfit(library, "it has no HTP backend (number 6) with core API 2"),
+        "stuck-run" => stuck_run(library),
+        "stuck-compiling" => stuck_compiling(library),
+        "failing-run" => failing_run(library),
+        "refused-binary" => refused_binary(library),
+        "noisy" | "quiet" => quiet(library),
+        "another-soc" => another_soc(library),
+        "cache" => cache(library),
+        "chunks" => chunks(library),
+        "rounded" => rounded(library),
+        "overlapping" => overlapping(library),
+        "one-graph" => one_graph(library),
+        "two-chips" => two_chips(library),
+        "loads" => loads(library),
+        other => Err(format!("no scenario `{other}`").into()),
+    };
+    result.map_err(|failed| failed.message().unwrap_or("failed").to_owned())
+}
+
+fn ensure(condition: bool, found: impl std::fmt::Debug) -> Result<(), Failed> {
+    if condition { Ok(()) } else { Err(format!("{found:?}").into()) }
+}
+
+/// Options that name the library and keep nothing on disk.
+fn options(library: &str) -> OptionTable {
+    let mut options = OptionTable::new();
+    options.insert("library".into(), library.into());
+    options.insert("context_cache".into(), "off".into());
+    options
+}
+
+/// Those and more, as TOML.
+fn with(library: &str, more: &str) -> Result<OptionTable, Failed> {
+    let mut options = options(library);
+    options.extend(more.parse::<OptionTable>().map_err(|e| e.to_string())?);
+    Ok(options)
+}
+
+/// The same with a folder of finished graphs.
+fn cached(library: &str, folder: &Path, more: &str) -> Result<OptionTable, Failed> {
+    with(library, &format!("context_cache = {:?}\n{more}", folder.display().to_string()))
+}
+
+fn open(options: &OptionTable) -> Result<Box<dyn ComputeBackend>, Error> {
+    QnnModule.open(0, options)
+}
+
+fn counter(device: &dyn ComputeBackend, name: &str) -> u64 {
+    let of = |c: &Counter| (c.name == name).then_some(c.value);
+    device.counters().iter().find_map(of).unwrap_or(u64::MAX)
+}
+
+/// No library is no error of the plug-in: there are no devices, and it says what to install.
+fn missing(library: &str) -> Result<(), Failed> {
+    let devices = QnnModule.devices(&options(library))?;
+    let why = QnnModule.why_none();
+    ensure(devices.is_empty() && why.contains(library) && why.contains("pip download"), why)?;
+    let error = open(&options(library)).err();
+    ensure(matches!(&error, Some(Error::Unsupported { .. })), error)
+}
+
+fn unfit(library: &str, words: &str) -> Result<(), Failed> {
+    let devices = QnnModule.devices(&options(library))?;
+    let why = QnnModule.why_none();
+    ensure(devices.is_empty() && why.contains(words) && why.contains(library), why)
+}
+
+fn lost(error: &Option<Error>, words: &str) -> bool {
+    matches!(error, Some(Error::DeviceLost { detail }) if detail.contains(words))
+}
+
+fn hangs(library: &str) -> Result<(), Failed> {
+    let options = with(library, "driver_timeout_ms = 300")?;
+    let error = QnnModule.devices(&options).err();
+    ensure(lost(&error, "did not end opening its device within 300 ms"), &error)?;
+    let again = open(&options).err();
+    ensure(lost(&again, "is not called again"), &again)
+}
+
+/// The loader's probe dies of it, in a process of its own; the plug-in is refused with the reason.
+fn crashes() -> Result<(), Failed> {
+    let program = std::env::current_exe()?;
+    let folder = program.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+    let plugin = folder.join("libthermocline_compute_qnn.so");
+    let plugins = Plugins { paths: vec![plugin.display().to_string()], ..Plugins::default() };
+    let process = Environment::from_process();
+    let environment = Environment { probe: process.probe, ..Environment::default() };
+    let catalogue = engine_loader::discover(&plugins, folder, &environment);
+    let refused = |e: &engine_loader::Entry| match &e.standing {
+        Standing::Refused { reason } => Some(reason.clone()),
+        _ => None,
+    };
+    let reasons: Vec<String> = catalogue.entries().iter().filter_map(refused).collect();
+    ensure(reasons.iter().any(|r| r.contains("while it listed its devices")), reasons)
+}
+
+/// The third run never ends: its error says so, everything after it fails at once, and closing returns.
+fn stuck_run(library: &str) -> Result<(), Failed> {
+    let device = open(&with(library, "submit_timeout_s = 1\ndriver_timeout_ms = 500")?)?;
+    let layer = Layer::linear(&*device, 1, (16, 32), 1)?;
+    for _ in 0..2 {
+        layer.submit(&*device, 1)?;
+    }
+    let error = layer.submit(&*device, 1).err();
+    ensure(lost(&error, "did not end a graph within 1000 ms"), &error)?;
+    let after = layer.submit(&*device, 1).err();
+    ensure(matches!(after, Some(Error::DeviceLost { .. })), after)?;
+    let other = Layer::linear(&*device, 1, (8, 32), 1).err();
+    ensure(matches!(other, Some(Error::DeviceLost { .. })), other)?;
+    drop(device);
+    let again = open(&options(library)).err();
+    ensure(lost(&again, "is not called again"), &again)
+}
+
+fn stuck_compiling(library: &str) -> Result<(), Failed> {
+    let device = open(&with(library, "compile_timeout_s = 1\ndriver_timeout_ms = 500")?)?;
+    let error = Layer::linear(&*device, 1, (16, 32), 1).err();
+    ensure(lost(&error, "did not end compiling the graph of linear within 1000 ms"), &error)?;
+    drop(device);
+    Ok(())
+}
+
+/// A run that fails is that submission's error; the device goes on.
+fn failing_run(library: &str) -> Result<(), Failed> {
+    let device = open(&options(library))?;
+    let layer = Layer::linear(&*device, 1, (16, 32), 1)?;
+    let first = layer.run(&*device, 1)?;
+    layer.submit(&*device, 1)?;
+    let error = layer.submit(&*device, 1).err();
+    ensure(matches!(&error, Some(Error::Internal { detail }) if detail.contains("QNN code 6001")), &error)?;
+    let next = layer.run(&*device, 1)?;
+    ensure(next == first, (next, first))
+}
+
+/// The library's own refusal of a binary names the file and what to do.
+fn refused_binary(library: &str) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let device = open(&cached(library, folder.path(), "")?)?;
+    drop(Layer::linear(&*device, 1, (16, 32), 1)?);
+    let error = Layer::linear(&*device, 1, (16, 32), 1).err();
+    let said =
+        |detail: &str| detail.contains(".qnnctx: the library refuses") && detail.contains("remove the file");
+    ensure(matches!(&error, Some(Error::Data { detail }) if said(detail)), &error)
+}
+
+/// What the parent sees of this on the standard output is nothing, and what the program prints itself still gets there.
+fn quiet(library: &str) -> Result<(), Failed> {
+    let devices = QnnModule.devices(&options(library))?;
+    ensure(devices.len() == 1, devices)?;
+    let device = open(&options(library))?;
+    Layer::ffn(&*device, 2, (32, 64))?.run(&*device, 2)?;
+    drop(device);
+    Ok(())
+}
+
+/// A binary for another chip in a file's place ends the run with an error that says so.
+fn another_soc(library: &str) -> Result<(), Failed> {
+    let mut files = Vec::new();
+    let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
+    for (folder, soc) in folders.iter().zip([57, 30]) {
+        let device = open(&cached(library, folder.path(), &format!("soc = {soc}"))?)?;
+        drop(Layer::linear(&*device, 1, (16, 32), 1)?);
+        let file = std::fs::read_dir(folder.path())?.next().ok_or("no file")??.path();
+        files.push(file);
+    }
+    ensure(files[0].file_name() != files[1].file_name(), &files)?;
+    std::fs::copy(&files[0], &files[1])?;
+    let device = open(&cached(library, folders[1].path(), "soc = 30")?)?;
+    let error = Layer::linear(&*device, 1, (16, 32), 1).err();
+    let said = |d: &str| {
+        d.contains("made for SoC 57") && d.contains("this device is SoC 30") && d.contains("remove the file")
+    };
+    ensure(matches!(&error, Some(Error::Data { detail }) if said(detail)), &error)
+}
+
+/// A second opening loads what the first one compiled, and gives the same bits.
+fn cache(library: &str) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let options = cached(library, folder.path(), "")?;
+    let mut results = Vec::new();
+    for (compiled, loaded) in [(2, 0), (0, 2)] {
+        let device = open(&options)?;
+        let one = Layer::ffn(&*device, 4, (64, 96))?.run(&*device, 3)?;
+        let two = Layer::linear(&*device, 1, (16, 32), 1)?.run(&*device, 1)?;
+        let counts = (counter(&*device, "graphs_compiled"), counter(&*device, "graphs_loaded"));
+        ensure(counts == (compiled, loaded), counts)?;
+        results.push((one, two));
+    }
+    ensure(results[0] == results[1], "a loaded graph gives other numbers")
+}
+
+/// 300 tokens are two whole chunks of 128 and a padded one; each token is what it is alone.
+fn chunks(library: &str) -> Result<(), Failed> {
+    let device = open(&options(library))?;
+    let layer = Layer::ffn(&*device, 300, (64, 128))?;
+    let many = layer.run(&*device, 300)?;
+    let want = layer.reference(300);
+    let error = Numbers::distance(&many, &want);
+    ensure(error < 2e-3, error)?;
+    ensure(counter(&*device, "graphs_executed") == 3, counter(&*device, "graphs_executed"))?;
+    let few = layer.run(&*device, 130)?;
+    ensure(few[..130 * 64] == many[..130 * 64], "a token's result depends on how many there are")
+}
+
+/// Weights in 8 bits are what they say they are: near the rounded ones in f64, not near the file's.
+fn rounded(library: &str) -> Result<(), Failed> {
+    for soc in [30, 57] {
+        let device = open(&with(library, &format!("weights = 'w8'\nsoc = {soc}"))?)?;
+        let layer = Layer::linear(&*device, 32, (64, 256), 1)?;
+        let got = layer.run(&*device, 32)?;
+        let near = Numbers::distance(&got, &layer.rounded_reference(32));
+        let far = Numbers::distance(&got, &layer.reference(32));
+        ensure(near < 2e-3 && far > near, (near, far))?;
+    }
+    Ok(())
+}
+
+/// An output that lies where another operation's input does is written before that is read.
+fn overlapping(library: &str) -> Result<(), Failed> {
+    let device = open(&options(library))?;
+    let layer = Layer::linear(&*device, 2, (32, 32), 2)?;
+    let apart = layer.run(&*device, 2)?;
+    let together = layer.run_overlapping(&*device, 2)?;
+    ensure(
+        Numbers::distance(&together, &layer.chained_reference(2)) < 4e-3,
+        "the second product read what is old",
+    )?;
+    ensure(together[64..] != apart[64..], "nothing overlaps")
+}
+
+/// Projections side by side are one graph.
+fn one_graph(library: &str) -> Result<(), Failed> {
+    let device = open(&options(library))?;
+    let layer = Layer::linear(&*device, 4, (32, 64), 3)?;
+    let got = layer.run(&*device, 4)?;
+    ensure(Numbers::distance(&got, &layer.reference(4)) < 2e-3, "other numbers")?;
+    let counts = (counter(&*device, "graphs_compiled"), counter(&*device, "graphs_executed"));
+    ensure(counts == (1, 1), counts)
+}
+
+/// The library knows one chip per process: a second one is refused while the first is open.
+fn two_chips(library: &str) -> Result<(), Failed> {
+    let first = open(&with(library, "soc = 57")?)?;
+    let error = open(&with(library, "soc = 30")?).err();
+    ensure(
+        matches!(&error, Some(Error::Unsupported { detail }) if detail.contains("SoC 57 already")),
+        &error,
+    )?;
+    let same = open(&with(library, "soc = 57")?)?;
+    Layer::linear(&*same, 1, (16, 32), 1)?.run(&*same, 1)?;
+    drop((first, same));
+    let other = open(&with(library, "soc = 30")?)?;
+    Layer::linear(&*other, 1, (16, 32), 1)?.run(&*other, 1)?;
+    let unknown = open(&with(library, "soc = 9999")?).err();
+    ensure(matches!(&unknown, Some(Error::Unsupported { .. })), unknown)
+}
+
+/// The most that the process's memory may grow over the loads, in KiB: allocators keep what they got, and what is resident
+/// goes up and down by several MiB from one load to the next.
+const GROWTH: u64 = 32 << 10;
+
+/// Fifty times (or THERMOCLINE_LOADS): open, compile, run, give back. Threads and files must not grow at all, memory no more
+/// than the allocator's own noise: a leak of one load's weights would be 75 MiB.
+fn loads(library: &str) -> Result<(), Failed> {
+    let count: u64 = std::env::var("THERMOCLINE_LOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(50);
+    let (mut memory, mut handles) = (Vec::new(), Vec::new());
+    for load in 1..=count {
+        let device = open(&options(library))?;
+        let layer = Layer::ffn(&*device, 4, (256, 1024))?;
+        layer.run(&*device, 4)?;
+        layer.release(&*device)?;
+        let left = counter(&*device, "bytes_allocated");
+        ensure(left == 0, format!("load {load} left {left} bytes"))?;
+        drop(device);
+        memory.push(resident());
+        handles.push((entries("/proc/self/task")?, entries("/proc/self/fd")?));
+    }
+    let least = |of: &[u64]| of.iter().copied().min().unwrap_or(0);
+    let (first, last) = (least(&memory[10..20]), least(&memory[memory.len() - 10..]));
+    if std::env::var_os("SHOW_DISTANCES").is_some() {
+        eprint(&format!(
+            "least of ten loads: {first} KiB from the tenth on, {last} in the end; threads and files {:?}",
+            handles.last()
+        ));
+    }
+    ensure(handles[4] == handles[handles.len() - 1], (handles[4], handles.last()))?;
+    ensure(
+        last < first + GROWTH,
+        format!("least of ten loads: {first} KiB from the tenth on, {last} in the end"),
+    )
+}
+
+fn entries(folder: &str) -> Result<usize, Failed> {
+    Ok(std::fs::read_dir(folder)?.count())
+}
+
+#[expect(clippy::print_stderr, reason = "a program of its own")]
+fn eprint(words: &str) {
+    eprintln!("{words}");
+}
+
+/// Memory of this process in KiB.
+fn resident() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+    line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse().ok()).unwrap_or(0)
+}
