@@ -84,7 +84,8 @@ pub enum ToleranceClass {
     Exact64,
     /// f32 products and sums.
     F32,
-    /// f16 products or sums (NPUs, some GPU paths).
+    /// f16 factors, products or sums (NPUs, some GPU paths), and f16's range: what is larger than 65504 may become infinite,
+    /// what is smaller than 2^-24 zero.
     F16,
 }
 
@@ -114,7 +115,8 @@ pub struct DeviceDescription {
     pub alignment: u64,
     /// Whether [`ComputeBackend::import`] can view ordinary host memory without a copy.
     pub imports_host_memory: bool,
-    /// Whether weights must be constants (a static graph), or may be inputs.
+    /// Whether weights should be constants, since the device compiles them into its executables: as inputs some are denied, and
+    /// the others are converted for every submission.
     pub needs_constant_weights: bool,
     /// The largest single buffer, in bytes; 0 where there is no limit but memory.
     pub max_buffer_bytes: u64,
@@ -208,7 +210,8 @@ pub trait ComputeBackend: Send + Sync {
     fn free(&self, buffer: BufferId) -> Result<()>;
 
     /// Turns a list into something that can be submitted many times, from several threads. May compile, may convert
-    /// constants, may cache on disk.
+    /// constants, may cache on disk. What depends on active ranges is known at submit only, so a static device compiles that
+    /// with the first submission that names a set of ranges, and its errors are that submission's.
     ///
     /// # Errors
     /// [`Unsupported`](crate::Error::Unsupported) for an operation that `supports` denies; handle and memory errors.

@@ -15,6 +15,9 @@
 //! finite, and must be one where the f64 oracle's is NaN; elements that do not depend on it are unaffected. A neuron
 //! that is not selected is not an operand: its rows of gate and up, and of a down stored by neuron, may hold anything
 //! and are never read; a down stored by output may be read there, and what it holds changes no result.
+//!
+//! A device of class [`F16`](crate::backend::ToleranceClass::F16) may take a value on the way for infinite that leaves f16's
+//! range. What depends on such a value is then not finite either, or right: never another number.
 
 mod bindings;
 mod describe;
@@ -39,7 +42,8 @@ pub struct SlotId(pub u32);
 #[non_exhaustive]
 pub enum SlotRole {
     /// Weights: bound when the list is prepared, unchanged for as long as the executable lives. `supports` must not
-    /// look at the view (the buffer may not exist yet).
+    /// look at the view (the buffer may not exist yet). `prepare` may read and convert the bytes, so they are complete
+    /// by then: the host has waited for whatever wrote them.
     Constant(BufferView),
     /// Bound at submit, read only. Weights that are streamed in are inputs, too.
     Input,
@@ -89,7 +93,8 @@ pub enum Quantization {
     Int8Blocks,
 }
 
-/// The type that sums are kept in.
+/// The type that sums are kept in. Whether factors are rounded before they are multiplied is the device's class, not the
+/// operation's: an NPU that multiplies f16 and adds in f32 runs lists that state f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Accumulation {

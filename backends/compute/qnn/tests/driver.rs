@@ -33,8 +33,19 @@ const MISBEHAVING: &[(&str, &str, bool)] = &[
 ];
 
 /// Scenarios of Qualcomm's library itself.
-const REAL: &[&str] =
-    &["another-soc", "cache", "chunks", "rounded", "overlapping", "one-graph", "two-chips", "quiet", "loads"];
+const REAL: &[&str] = &[
+    "another-soc",
+    "cache",
+    "chunks",
+    "rounded",
+    "overlapping",
+    "one-graph",
+    "ranges",
+    "beyond",
+    "two-chips",
+    "quiet",
+    "loads",
+];
 
 #[expect(clippy::print_stderr, reason = "a program of its own")]
 fn main() -> ExitCode {

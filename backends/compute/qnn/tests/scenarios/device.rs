@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use engine_core::backend::{Bindings, Bound, BufferId, BufferUse, BufferView, ExecutableId};
+use engine_core::backend::{ActiveRanges, Bindings, Bound, BufferId, BufferUse, BufferView, ExecutableId};
 use engine_core::operation::{
     Activation, Arithmetic, DownLayout, Ffn, OperationKind, OperationList, Place, Selection, Slot, SlotId,
     SlotRole,
 };
-use engine_core::{ComputeBackend, DType, Error, HostMemory, TensorType};
+use engine_core::{ClusterRange, ComputeBackend, DType, Error, HostMemory, TensorType};
 
 /// Repeatable numbers.
 pub(crate) struct Numbers;
@@ -81,7 +81,17 @@ fn submit(
     slots: &[(SlotId, Bound)],
     tokens: u32,
 ) -> Result<(), Error> {
-    let value = device.submit(executable, &Bindings { tokens, slots, sequences: &[], ranges: &[] }, &[])?;
+    submit_ranges(device, executable, slots, tokens, &[])
+}
+
+fn submit_ranges(
+    device: &dyn ComputeBackend,
+    executable: ExecutableId,
+    slots: &[(SlotId, Bound)],
+    tokens: u32,
+    ranges: &[ActiveRanges<'_>],
+) -> Result<(), Error> {
+    let value = device.submit(executable, &Bindings { tokens, slots, sequences: &[], ranges }, &[])?;
     device.wait(value, Duration::from_secs(120)).map(|_| ())
 }
 
@@ -236,6 +246,28 @@ impl Layer {
         Ok(all)
     }
 
+    /// Multiplies the first token's row of the input.
+    pub(crate) fn enlarge_first(&mut self, device: &dyn ComputeBackend, factor: f32) -> Result<(), Error> {
+        self.x[..self.columns.0].iter_mut().for_each(|x| *x *= factor);
+        device.free(self.input)?;
+        let input = placed(device, &self.x, BufferUse::Activations)?;
+        self.buffers.borrow_mut().iter_mut().filter(|b| **b == self.input).for_each(|b| *b = input);
+        self.input = input;
+        Ok(())
+    }
+
+    /// Runs a feed-forward layer over these neurons only.
+    pub(crate) fn run_range(
+        &self,
+        device: &dyn ComputeBackend,
+        tokens: u32,
+        range: ClusterRange,
+    ) -> Result<Vec<f32>, Error> {
+        let ranges = [ActiveRanges { operation: 0, ranges: &[range] }];
+        submit_ranges(device, self.executable, &self.bound(), tokens, &ranges)?;
+        read(device, self.outputs[0], tokens as usize * self.columns.1)
+    }
+
     /// The same with the first output written where the input lies (rows of input and output have one length).
     pub(crate) fn run_overlapping(
         &self,
@@ -258,6 +290,11 @@ impl Layer {
 
     /// What [`Layer::run`] gives in f64.
     pub(crate) fn reference(&self, tokens: usize) -> Vec<f64> {
+        self.reference_range(tokens, 0..self.neurons)
+    }
+
+    /// The same over some neurons.
+    pub(crate) fn reference_range(&self, tokens: usize, range: std::ops::Range<usize>) -> Vec<f64> {
         let x = self.inputs(tokens);
         match self.kind {
             Kind::Linear => {
@@ -267,7 +304,9 @@ impl Layer {
                 let of = |at: usize| wide(&self.weights[at].1);
                 let (gate, up, down) = (of(0), of(1), of(2));
                 let (gate, up) = (product(&x, &gate, self.columns.0), product(&x, &up, self.columns.0));
-                let hidden: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g.max(0.0) * u).collect();
+                let active = |at: usize| f64::from(u8::from(range.contains(&(at % self.neurons))));
+                let hidden = gate.iter().zip(&up).enumerate();
+                let hidden: Vec<f64> = hidden.map(|(at, (g, u))| g.max(0.0) * u * active(at)).collect();
                 let mut turned = vec![0.0; down.len()];
                 for (neuron, row) in down.chunks(self.columns.1).enumerate() {
                     row.iter().enumerate().for_each(|(c, w)| turned[c * self.neurons + neuron] = *w);

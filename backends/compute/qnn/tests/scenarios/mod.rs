@@ -8,7 +8,7 @@ use engine_core::backend::Counter;
 use engine_core::config::Plugins;
 use engine_core::module::ComputeModule;
 use engine_core::options::OptionTable;
-use engine_core::{ComputeBackend, Error};
+use engine_core::{ClusterRange, ComputeBackend, Error};
 use engine_loader::{Environment, Standing};
 use libtest_mimic::Failed;
 use thermocline_compute_qnn::QnnModule;
@@ -34,6 +34,8 @@ pub(crate) fn run(scenario: &str, library: &str) -> Result<(), String> {
         "rounded" => rounded(library),
         "overlapping" => overlapping(library),
         "one-graph" => one_graph(library),
+        "beyond" => beyond(library),
+        "ranges" => ranges(library),
         "two-chips" => two_chips(library),
         "loads" => loads(library),
         other => Err(format!("no scenario `{other}`").into()),
@@ -260,6 +262,34 @@ fn one_graph(library: &str) -> Result<(), Failed> {
     ensure(Numbers::distance(&got, &layer.reference(4)) < 2e-3, "other numbers")?;
     let counts = (counter(&*device, "graphs_compiled"), counter(&*device, "graphs_executed"));
     ensure(counts == (1, 1), counts)
+}
+
+/// A token whose hidden activations leave f16's range has no number, and its neighbours have theirs.
+fn beyond(library: &str) -> Result<(), Failed> {
+    let device = open(&options(library))?;
+    let mut layer = Layer::ffn(&*device, 3, (64, 96))?;
+    let before = layer.run(&*device, 3)?;
+    for factor in [5e4, 1e5] {
+        layer.enlarge_first(&*device, factor)?;
+        let got = layer.run(&*device, 3)?;
+        ensure(got[..64].iter().all(|x| x.is_nan()), &got[..64])?;
+        ensure(got[64..] == before[64..], "a neighbour changed")?;
+    }
+    Ok(())
+}
+
+/// A layer keeps graphs for the last four sets of ranges, and each gives its own neurons' sum.
+fn ranges(library: &str) -> Result<(), Failed> {
+    let device = open(&options(library))?;
+    let layer = Layer::ffn(&*device, 1, (64, 96))?;
+    let mut compiled = Vec::new();
+    for first in [0, 16, 32, 48, 64, 64, 16, 0] {
+        let got = layer.run_range(&*device, 1, ClusterRange::new(first, first + 17))?;
+        let error = Numbers::distance(&got, &layer.reference_range(1, first as usize..first as usize + 17));
+        ensure(error < 2e-3, (first, error))?;
+        compiled.push(counter(&*device, "graphs_compiled"));
+    }
+    ensure(compiled == [1, 2, 3, 4, 5, 5, 5, 6], compiled)
 }
 
 /// The library knows one chip per process: a second one is refused while the first is open.
