@@ -98,6 +98,24 @@ pub(crate) struct Driver {
 /// The option that says how long opening and freeing may take.
 const PATIENCE_OPTION: &str = "driver_timeout_ms";
 
+/// The session of each library, which stays open when its last device is closed: every new one that compiles a graph costs
+/// the library some memory that it never gives back, while the graphs of one session leave nothing.
+static SESSIONS: Mutex<Option<HashMap<String, (u32, Arc<Session>)>>> = Mutex::new(None);
+
+/// The session for a system-on-chip; runs on the library's thread. One for another chip is closed where nobody uses it.
+fn session_of(file: &str, soc: u32) -> Result<Arc<Session>> {
+    let library = library::open(file)?;
+    let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let sessions = sessions.get_or_insert_default();
+    if let Some((_, session)) = sessions.get(file).filter(|(of, _)| *of == soc) {
+        return Ok(session.clone());
+    }
+    sessions.remove(file);
+    let session = Arc::new(Session::open(library, soc)?);
+    sessions.insert(file.to_owned(), (soc, session.clone()));
+    Ok(session)
+}
+
 impl Driver {
     /// Opens library and device.
     ///
@@ -106,9 +124,8 @@ impl Driver {
     pub(crate) fn open(file: &str, soc: u32, patience: Duration) -> Result<Driver> {
         let worker = Worker::of(file)?;
         let theirs = file.to_owned();
-        let session = worker.call(patience, ("opening its device", PATIENCE_OPTION), move || {
-            Ok(Arc::new(Session::open(library::open(&theirs)?, soc)?))
-        })?;
+        let session = worker
+            .call(patience, ("opening its device", PATIENCE_OPTION), move || session_of(&theirs, soc))?;
         Ok(Driver { worker, session: ManuallyDrop::new(session), patience })
     }
 

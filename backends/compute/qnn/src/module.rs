@@ -142,7 +142,6 @@ impl ComputeModule for QnnModule {
     fn devices(&self, table: &OptionTable) -> Result<Vec<DeviceDescription>> {
         let options = options(table)?;
         match driver(&options) {
-            // It is closed again, so that the loader's probe has seen that, too.
             Ok(driver) => Ok(vec![describe(driver.library(), &options)]),
             // No library: the machine has no such device, and the plug-in is fine.
             Err(Error::Unsupported { detail }) => {

@@ -311,10 +311,10 @@ fn two_chips(library: &str) -> Result<(), Failed> {
 
 /// The most that the process's memory may grow over the loads, in KiB: allocators keep what they got, and what is resident
 /// goes up and down by several MiB from one load to the next.
-const GROWTH: u64 = 32 << 10;
+const GROWTH: u64 = 8 << 10;
 
 /// Fifty times (or THERMOCLINE_LOADS): open, compile, run, give back. Threads and files must not grow at all, memory no more
-/// than the allocator's own noise: a leak of one load's weights would be 75 MiB.
+/// than the allocator's own noise: a leak of each load's weights would be 75 MiB.
 fn loads(library: &str) -> Result<(), Failed> {
     let count: u64 = std::env::var("THERMOCLINE_LOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(50);
     let (mut memory, mut handles) = (Vec::new(), Vec::new());
