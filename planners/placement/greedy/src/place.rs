@@ -270,25 +270,19 @@ impl Question<'_> {
             }
             None => false,
         };
-        let (mut attention, mut projections, mut notes) = (found.home, found.home, Vec::new());
-        let name = self.name(device);
-        if device == found.home {
-        } else if !profile.runs_all() {
-            if profile.runs(Part::Projections) {
-                // With lists of their own, as divided layers have.
-                let beside = if found.held[device] == 0 { self.beside() } else { 0 };
-                match take(self.batch_bytes().saturating_sub(self.model.kv_bytes).saturating_add(beside)) {
-                    true => projections = device,
-                    false => notes.push(format!("batches: `{name}` has no memory for the projections")),
-                }
+        let (mut attention, mut projections, mut lacking) = (found.home, found.home, Vec::new());
+        if device != found.home && profile.runs_all() {
+            match take(self.batch_bytes()) {
+                true => (attention, projections) = (device, device),
+                false => lacking.push("attention and its KV cache"),
             }
-        } else if take(self.batch_bytes()) {
-            (attention, projections) = (device, device);
-        } else {
-            notes.push(format!(
-                "batches: `{name}` has no memory for attention and its KV cache ({} bytes)",
-                self.batch_bytes()
-            ));
+        } else if device != found.home && profile.runs(Part::Projections) {
+            // With lists of their own, as divided layers have.
+            let beside = if found.held[device] == 0 { self.beside() } else { 0 };
+            match take(self.batch_bytes().saturating_sub(self.model.kv_bytes).saturating_add(beside)) {
+                true => projections = device,
+                false => lacking.push("the products around attention"),
+            }
         }
         let mut owners = found.owners.clone();
         let mut rest = false;
@@ -302,16 +296,21 @@ impl Question<'_> {
                 }
             }
         }
-        if rest && asked.is_some() {
-            notes.push(format!(
-                "batches: `{name}` has no memory for every neuron; the rest stays where it is"
-            ));
+        if rest {
+            lacking.push("every neuron");
         }
         let as_ever = attention == found.home && projections == found.home && owners == found.owners;
-        Ok(match as_ever && notes.is_empty() {
-            true => None,
-            false => Some(Batches { attention, projections, clusters: self.sets(&owners)?, notes }),
-        })
+        if as_ever && (asked.is_none() || lacking.is_empty()) {
+            return Ok(None);
+        }
+        // Where it was not asked for, it is as much as there was memory for.
+        lacking.retain(|_| asked.is_some());
+        let name = self.name(device);
+        let note = |what| {
+            format!("batches: `{name}` has no memory for {what}, which stays where single tokens have it")
+        };
+        let notes = lacking.into_iter().map(note).collect();
+        Ok(Some(Batches { attention, projections, clusters: self.sets(&owners)?, notes }))
     }
 
     /// Owners as sets per layer and device.
