@@ -95,8 +95,8 @@ options! {
         /// Share of neurons that `threshold` and `bitplane` skip where no neuron is zero by itself (SiLU, GELU); 0 takes
         /// the share that the model was prepared for.
         skip: f32 = 0.0, in 0.0..=0.95;
-        /// Greatest share of every layer's neurons on the devices before the last of [compute] devices; absent is as
-        /// many as their memory holds.
+        /// Greatest share of every layer's neurons on the devices before the last of [compute] devices, in whole clusters;
+        /// absent is as many as their memory holds.
         hot: Option<f32> = None, in 0.0..=1.0;
         /// The device that has embedding, attention and KV cache while text is generated, one of [compute] devices;
         /// empty lets the planner choose.

@@ -4,7 +4,8 @@
 use super::must;
 use crate::finding::{Fallible, Finding, Outcome};
 use engine_core::planner::{
-    Budget, DeviceProfile, HardwareProfile, LayerProfile, ModelProfile, Plan, SparsityKind, SparsityPolicy,
+    Budget, DeviceProfile, HardwareProfile, LayerProfile, ModelProfile, Part, Plan, SparsityKind,
+    SparsityPolicy,
 };
 use engine_core::{Error, Planner};
 
@@ -20,6 +21,8 @@ pub(super) const CASES: &[(&str, Case)] = &[
     ("planner/gate-first-only-where-exact", gate_first),
     ("planner/strict", strict),
     ("planner/json", json),
+    ("planner/what-was-asked", what_was_asked),
+    ("planner/a-device-with-parts", a_device_with_parts),
 ];
 
 fn model(layers: u32, zero_below: bool) -> ModelProfile {
@@ -182,6 +185,73 @@ fn strict(p: &dyn Planner) -> Fallible<Outcome> {
         Err(_) => Ok(Outcome::OK),
         Ok(_) => Err(Finding::new("strict", "a fallback is an error under strict, but it planned one")),
     }
+}
+
+fn what_was_asked(p: &dyn Planner) -> Fallible<Outcome> {
+    let hardware = hardware(vec![device("gpu", 1 << 20, 1e11), device("cpu", 1 << 20, 1e9)]);
+    let model = model(4, true);
+    let budget = Budget {
+        hot: Some(0.5),
+        attention: Some("cpu".into()),
+        prefill: Some("gpu".into()),
+        ..Budget::default()
+    };
+    let plan = checked(p, &model, &hardware, &budget)?;
+    for (index, (layer, profile)) in plan.layers.iter().zip(&model.layers).enumerate() {
+        let hot = layer.ffn.iter().filter(|share| share.device == 0).map(|share| share.clusters.len());
+        let (hot, most) = (hot.sum::<u32>(), profile.neurons / 2);
+        must(hot <= most, "plan", || {
+            format!("layer {index} has {hot} neurons before the last device, {most} were allowed")
+        })?;
+    }
+    let elsewhere = plan.layers.iter().any(|layer| layer.attention != 1) || plan.embedding != 1;
+    must(!elsewhere || !plan.fallbacks.is_empty(), "fallbacks", || {
+        "attention is not where it was asked for, and no fallback says so".into()
+    })?;
+    let unknown = Budget { attention: Some("tpu".into()), ..Budget::default() };
+    match p.plan(&model, &hardware, &unknown) {
+        Err(_) => Ok(Outcome::OK),
+        Ok(plan) if !plan.fallbacks.is_empty() => Ok(Outcome::OK),
+        Ok(_) => Err(Finding::new("fallbacks", "attention was asked for on a device that is not there")),
+    }
+}
+
+fn a_device_with_parts(p: &dyn Planner) -> Fallible<Outcome> {
+    for parts in [vec![Part::Ffn], vec![Part::Projections], vec![Part::Projections, Part::Ffn]] {
+        let npu = DeviceProfile {
+            unsupported: vec!["attention".into()],
+            sparse: false,
+            parts: parts.clone(),
+            ..device("npu", 1 << 20, 1e11)
+        };
+        let hardware = hardware(vec![npu, device("cpu", 1 << 20, 1e9)]);
+        let budget = Budget { hot: Some(0.5), attention: Some("cpu".into()), ..Budget::default() };
+        let plan = checked(p, &model(4, true), &hardware, &budget)?;
+        must(plan.embedding == 1, "plan", || "embedding and head are where they cannot run".into())?;
+        for (index, layer) in plan.layers.iter().enumerate() {
+            let fail = |what: &str| {
+                Finding::new("plan", format!("layer {index}: {what} on a device with {parts:?}"))
+            };
+            let prefill = layer.prefill.as_ref();
+            if layer.attention == 0 || prefill.is_some_and(|prefill| prefill.attention == 0) {
+                return Err(fail("attention"));
+            }
+            if !parts.contains(&Part::Projections) && prefill.is_some_and(|prefill| prefill.projections == 0)
+            {
+                return Err(fail("projections"));
+            }
+            let single = layer.ffn.iter().any(|share| share.device == 0 && !share.clusters.is_empty());
+            let batch =
+                prefill.is_some_and(|p| p.ffn.iter().any(|s| s.device == 0 && !s.clusters.is_empty()));
+            if !parts.contains(&Part::Ffn) && (single || batch) {
+                return Err(fail("neurons"));
+            }
+            if layer.ffn.iter().any(|share| share.device == 0 && share.sparsity != SparsityPolicy::Dense) {
+                return Err(fail("a sparse share"));
+            }
+        }
+    }
+    Ok(Outcome::OK)
 }
 
 fn json(p: &dyn Planner) -> Fallible<Outcome> {

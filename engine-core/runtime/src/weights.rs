@@ -225,7 +225,7 @@ impl<'a> Files<'a> {
         Ok(view)
     }
 
-    /// Bytes as they are, copied by the device run by run.
+    /// Bytes as they are, copied by the device run by run, some at a time.
     fn copy(
         &self,
         weights: &[(&Weight, &Stored)],
@@ -233,7 +233,7 @@ impl<'a> Files<'a> {
         buffers: &mut Vec<DeviceBuffer>,
     ) -> Result<()> {
         let failed = RuntimeError::device(self.device, "copying the weights to it");
-        let (mut list, mut bound) = (OperationList::new(1), Vec::new());
+        let (mut list, mut bound, mut together) = (OperationList::new(1), Vec::new(), 0);
         for (weight, stored) in weights {
             let mut view = self.allocate(weight, places, buffers)?;
             for run in &stored.runs {
@@ -242,16 +242,27 @@ impl<'a> Files<'a> {
                 let part = self.file(run.file)?.span.slice(run.range.start, bytes).map_err(&failed)?;
                 bound.extend([(from, Bound::Host(part)), (to, Bound::Buffer(view))]);
                 view.offset += bytes;
+                together += bytes;
+                if together >= TOGETHER {
+                    together = 0;
+                    self.copy_list(&std::mem::replace(&mut list, OperationList::new(1)), &bound)
+                        .map_err(&failed)?;
+                    bound.clear();
+                }
             }
         }
         if list.operations.is_empty() {
             return Ok(());
         }
-        list.validate().map_err(&failed)?;
-        let executable = Executable::prepare(self.backend, &list).map_err(&failed)?;
-        let bindings = Bindings { tokens: 1, slots: &bound, sequences: &[], ranges: &[] };
-        let value = self.backend.submit(executable.id(), &bindings, &[]).map_err(&failed)?;
-        while self.backend.wait(value, FOREVER).map_err(&failed)? == Reached::TimedOut {}
+        self.copy_list(&list, &bound).map_err(&failed)
+    }
+
+    fn copy_list(&self, list: &OperationList, bound: &[(SlotId, Bound)]) -> engine_core::Result<()> {
+        list.validate()?;
+        let executable = Executable::prepare(self.backend, list)?;
+        let bindings = Bindings { tokens: 1, slots: bound, sequences: &[], ranges: &[] };
+        let value = self.backend.submit(executable.id(), &bindings, &[])?;
+        while self.backend.wait(value, FOREVER)? == Reached::TimedOut {}
         Ok(())
     }
 
@@ -269,7 +280,7 @@ impl<'a> Files<'a> {
                 staged.push((weight, memory, view));
                 view.offset += portion.len() as u64;
                 bytes += portion.len();
-                if bytes >= STAGED {
+                if bytes >= TOGETHER as usize {
                     bytes = 0;
                     self.send(&mut staged)?;
                 }
@@ -341,8 +352,9 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Bytes of converted weights that wait on the host before they are copied.
-const STAGED: usize = 64 << 20;
+/// Bytes that are copied in one submission, or one run more: a device may hold as many beside what it is given, which its
+/// budget must have room for.
+const TOGETHER: u64 = 1 << 20;
 
 /// A copy of whole rows of a weight from the host, by the byte: these may start anywhere.
 fn copy_bytes(

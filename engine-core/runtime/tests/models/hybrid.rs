@@ -2,9 +2,10 @@
 //! work at the same time, and what is said when one is lost or cannot do its part.
 
 use crate::reference::{follows_on, limit};
-use crate::stack::{Outcome, catalogue, ensure, on_vulkan, shared, show, story, trial_with};
+use crate::stack::{Outcome, catalogue, ensure, on_device, on_vulkan, shared, show, story, trial_with};
 use crate::wrapped::{UnderWay, Wrapped, everything, products_only};
 use engine_core::ComputeBackend;
+use engine_core::backend::ToleranceClass;
 use engine_core::options::OptionTable;
 use engine_runtime::{Activations, Engine, EngineOptions, Session, SparsityChoice, Stack};
 use libtest_mimic::{Failed, Trial};
@@ -18,7 +19,9 @@ struct Hybrid {
     devices: [&'static str; 2],
     /// Of the vulkan plug-in: whether weights are viewed in host memory.
     import: &'static str,
-    hot: f32,
+    /// Of the vulkan plug-in; 0 is none.
+    memory_limit: i64,
+    hot: Option<f32>,
     attention: Option<&'static str>,
     prefill: Option<&'static str>,
     activations: Activations,
@@ -34,7 +37,8 @@ impl Hybrid {
         Hybrid {
             devices,
             import: "auto",
-            hot: 0.3,
+            memory_limit: 0,
+            hot: Some(0.3),
             attention: None,
             prefill: None,
             activations: Activations::F32,
@@ -50,7 +54,11 @@ impl Hybrid {
         let open = |device: &&str| {
             let mut options = OptionTable::new();
             match *device {
-                "vulkan" => options.insert("import".into(), self.import.into()),
+                "vulkan" => {
+                    options.insert("memory_limit".into(), self.memory_limit.into());
+                    options.insert("import".into(), self.import.into())
+                }
+                "qnn" => None,
                 _ => options.insert("threads".into(), self.threads.into()),
             };
             Ok(catalogue().open_compute(device, &options)?)
@@ -80,7 +88,7 @@ impl Hybrid {
             activations: self.activations,
             sparsity: self.sparsity,
             strict: self.strict,
-            hot: Some(self.hot),
+            hot: self.hot,
             attention: self.attention.map(str::to_owned),
             prefill: self.prefill.map(str::to_owned),
             ..EngineOptions::default()
@@ -102,6 +110,11 @@ pub(crate) fn trials() -> Vec<Trial> {
         ("vulkan_home", vulkan),
         ("vulkan_home::int8", Hybrid { activations: Activations::Int8, ..vulkan }),
         ("cpu_home", Hybrid { attention: Some("cpu"), ..vulkan }),
+        ("qnn", Hybrid { attention: Some("cpu"), ..Hybrid::of(["qnn", "cpu"]) }),
+        (
+            "qnn::int8",
+            Hybrid { attention: Some("cpu"), activations: Activations::Int8, ..Hybrid::of(["qnn", "cpu"]) },
+        ),
         ("cpu_home::copied", Hybrid { attention: Some("cpu"), import: "off", ..vulkan }),
         (
             "cpu_home::predictor",
@@ -117,12 +130,16 @@ pub(crate) fn trials() -> Vec<Trial> {
             trials.push(on_vulkan(name, move || same_as_one_device(hybrid)));
         } else if hybrid.devices.contains(&"vulkan") && reference.is_file() {
             trials.push(on_vulkan(name, run));
+        } else if hybrid.devices.contains(&"qnn") && reference.is_file() {
+            trials.push(on_device("qnn", name, run));
         } else {
             trials.push(trial_with(name, &[reference.clone()], run));
         }
     }
     trials.push(on_vulkan("hybrid::both_devices_did_the_work".into(), both_devices_did_the_work));
     trials.push(on_vulkan("hybrid::the_cache_follows_the_sequence".into(), the_cache_follows_the_sequence));
+    trials.push(on_vulkan("hybrid::memory_divides_the_model".into(), memory_divides_the_model));
+    trials.push(on_vulkan("hybrid::given_rows_are_as_all_rows".into(), given_rows_are_as_all_rows));
     trials.push(Trial::test("hybrid::same_bits", || same_bits(Hybrid::of(["reference", "cpu"]))));
     trials.push(on_vulkan("hybrid::same_bits::vulkan".into(), move || {
         same_bits(Hybrid { attention: Some("cpu"), ..vulkan })
@@ -141,7 +158,10 @@ fn follows(hybrid: Hybrid, reference: &PathBuf) -> Outcome {
     let engine = hybrid.load()?;
     let divided = engine.plan().layers.iter().all(|layer| layer.ffn.len() == 2);
     ensure(divided && engine.device_names().len() == 2, || format!("{:?}", engine.plan()))?;
-    let (logits, greedy) = follows_on(&engine, limit(hybrid.activations), reference)?;
+    // An NPU's products are of f16 numbers.
+    let f16 = engine.backends().iter().any(|device| device.describe().tolerance == ToleranceClass::F16);
+    let limit = limit(hybrid.activations).max(if f16 { 5e-3 } else { 0.0 });
+    let (logits, greedy) = follows_on(&engine, limit, reference)?;
     let (devices, activations) = (engine.device_names().join(" + "), hybrid.activations.name());
     show(|| format!("{devices} {activations}: logits {logits:.1e}, greedy {greedy:.1e}"));
     Ok(())
@@ -258,6 +278,57 @@ fn the_cache_follows_the_sequence() -> Outcome {
     let (found, wanted) = (run(&engine)?, run(&alone)?);
     let distance = distance(&found, &wanted);
     ensure(distance <= limit(Activations::F32) as f32, || format!("{distance} from one device"))
+}
+
+/// What a device may hold decides what it is given, and it never holds more: weights, caches and what lists need.
+fn memory_divides_the_model() -> Outcome {
+    let alone = crate::stack::Setup::on("cpu").load(&story())?;
+    let wanted = logits(&alone)?;
+    let mut before = 0;
+    for limit in [5_000_000, 8_000_000, 12_000_000] {
+        let hybrid = Hybrid {
+            import: "off",
+            memory_limit: limit,
+            hot: None,
+            attention: Some("cpu"),
+            batch: 16,
+            ..Hybrid::of(["vulkan", "cpu"])
+        };
+        let engine = hybrid.load()?;
+        let mut session = engine.session()?;
+        session.prefill(&IDS)?;
+        session.decode(7)?;
+        let peak = count(&session, "vulkan", "bytes_allocated_peak");
+        let on_device = |share: &&engine_core::planner::FfnShare| share.device == 0;
+        let shares = engine.plan().layers.iter().flat_map(|layer| &layer.ffn);
+        let neurons: u32 = shares.filter(on_device).map(|share| share.clusters.len()).sum();
+        show(|| format!("limit {limit}: {neurons} neurons on the device, at most {peak} bytes"));
+        ensure(peak <= limit as u64, || format!("{peak} bytes where {limit} are allowed"))?;
+        ensure(neurons > before, || format!("{neurons} neurons within {limit} bytes, {before} within less"))?;
+        before = neurons;
+        let distance = distance(&logits(&engine)?, &wanted);
+        ensure(distance <= crate::reference::limit(Activations::F32) as f32, || {
+            format!("{distance} from one device")
+        })?;
+    }
+    Ok(())
+}
+
+/// A device that is given the rows of its neurons alone answers as one that views all of them.
+fn given_rows_are_as_all_rows() -> Outcome {
+    for sparsity in [SparsityChoice::Auto, SparsityChoice::Predictor] {
+        // The cold rest, with its masks, on the device that copies; the hot neurons on the cpu.
+        let views = Hybrid { sparsity, attention: Some("cpu"), ..Hybrid::of(["cpu", "vulkan"]) };
+        let copies = Hybrid { import: "off", ..views };
+        let (views, copies) = (views.load()?, copies.load()?);
+        ensure(copies.weight_bytes_copied() > 0 && copies.weight_bytes() < views.weight_bytes(), || {
+            format!("{} bytes are copied", copies.weight_bytes_copied())
+        })?;
+        let distance = distance(&logits(&views)?, &logits(&copies)?);
+        show(|| format!("{sparsity:?}: rows given beside rows viewed: {distance:.1e}"));
+        ensure(distance <= 1e-4, || format!("{sparsity:?}: {distance} from a device that views all rows"))?;
+    }
+    Ok(())
 }
 
 /// One plan gives one answer: whatever the number of threads, the batch and the tier.

@@ -82,12 +82,24 @@ pub(crate) fn catalogue() -> MutexGuard<'static, Catalogue> {
 /// Why there is no such device on this machine, asked once.
 pub(crate) fn no_vulkan() -> Option<&'static str> {
     static REASON: OnceLock<Option<String>> = OnceLock::new();
-    let ask = || match catalogue().devices("vulkan", &OptionTable::new()) {
-        Ok(devices) if devices.is_empty() => Some("there is no Vulkan device".to_owned()),
+    REASON.get_or_init(|| absent("vulkan")).as_deref()
+}
+
+/// Why a plug-in has no device on this machine.
+fn absent(plugin: &str) -> Option<String> {
+    match catalogue().devices(plugin, &OptionTable::new()) {
+        Ok(devices) if devices.is_empty() => Some(format!("there is no {plugin} device")),
         Ok(_) => None,
         Err(error) => Some(error.to_string().lines().next().unwrap_or_default().to_owned()),
-    };
-    REASON.get_or_init(ask).as_deref()
+    }
+}
+
+/// A trial that needs a device of some plug-in, ignored with the reason in its name where there is none.
+pub(crate) fn on_device(plugin: &str, name: String, run: impl FnOnce() -> Outcome + Send + 'static) -> Trial {
+    match absent(plugin) {
+        None => Trial::test(name, run),
+        Some(reason) => Trial::test(format!("{name} (ignored: {reason})"), || Ok(())).with_ignored_flag(true),
+    }
 }
 
 /// A trial that needs a Vulkan device, ignored with the reason in its name where there is none.

@@ -32,7 +32,9 @@ pub(crate) fn activity(layer: &LayerProfile, range: ClusterRange) -> f64 {
 
 /// All clusters of `group` neurons or a little more, so that each can be held alone (the last of a layer may be smaller),
 /// densest first; equal ones in the order of layers, so that without measurements whole layers come together.
-pub(crate) fn by_density(model: &ModelProfile, group: u32) -> Result<Vec<Cluster>> {
+///
+/// `hot`, where it is given, is the greatest share of a layer that devices before the last may have: clusters are no larger.
+pub(crate) fn by_density(model: &ModelProfile, group: u32, hot: Option<f64>) -> Result<Vec<Cluster>> {
     let mut clusters = Vec::new();
     for (index, layer) in model.layers.iter().enumerate() {
         let measured = layer.frequency.len();
@@ -50,7 +52,10 @@ pub(crate) fn by_density(model: &ModelProfile, group: u32) -> Result<Vec<Cluster
         }
         let unit = match layer.whole {
             true => layer.neurons.max(1),
-            false => group.checked_next_multiple_of(layer.block.max(1)).unwrap_or(u32::MAX),
+            false => {
+                let most = hot.map_or(group, |hot| (hot * f64::from(layer.neurons)) as u32);
+                group.min(most.max(1)).checked_next_multiple_of(layer.block.max(1)).unwrap_or(u32::MAX)
+            }
         };
         let mut start = 0;
         while start < layer.neurons {

@@ -189,16 +189,16 @@ impl Question<'_> {
         Found { home, last, held: held.collect(), owners }
     }
 
-    /// Neurons of a layer that devices before the last may have.
+    /// Neurons of a layer that devices before the last may have: whole clusters.
     fn most(&self, cluster: &Cluster) -> u32 {
-        let layer = &self.model.layers[cluster.layer];
-        let Some(hot) = self.budget.hot else { return layer.neurons };
-        let wanted = hot * f64::from(layer.neurons);
-        let unit = if layer.whole { layer.neurons } else { cluster.unit }.max(1);
-        let units = (wanted / f64::from(unit)).round();
-        // A small share of a small layer is still a share.
-        let units = if hot > 0.0 && !layer.whole { units.max(1.0) } else { units };
-        (units * f64::from(unit)).min(f64::from(layer.neurons)) as u32
+        let neurons = self.model.layers[cluster.layer].neurons;
+        match self.budget.hot {
+            Some(hot) if hot < 1.0 => {
+                let most = (hot * f64::from(neurons)) as u32;
+                most - most % cluster.unit.max(1)
+            }
+            _ => neurons,
+        }
     }
 
     /// The clusters without an owner that fit `budget`, densest first.
@@ -251,13 +251,16 @@ impl Question<'_> {
         if gain > 0.0 { (device.sync_seconds / gain).ceil() } else { f64::INFINITY }
     }
 
-    /// Where batches run: as much of them as its memory allows on the device asked for, or, in a divided model, on the
-    /// first one with hot neurons.
+    /// Where batches run: as much of them as its memory allows on the device asked for, or on the first one with hot neurons,
+    /// or with nothing but products to offer.
     fn batches(&self, found: &Found, asked: Option<usize>) -> Result<Option<Batches>> {
-        let first =
-            (0..self.hardware.devices.len()).find(|at| *at != found.last && found.owners.contains(at));
-        let chosen = asked.or_else(|| first.filter(|_| found.divided()));
-        let Some(device) = chosen else { return Ok(None) };
+        let helps = |at: &usize| {
+            let device = &self.hardware.devices[*at];
+            let only = !device.runs_all() && device.runs(Part::Projections) && !device.runs(Part::Ffn);
+            *at != found.last && (only || found.owners.contains(at))
+        };
+        let first = (0..self.hardware.devices.len()).find(helps);
+        let Some(device) = asked.or(first) else { return Ok(None) };
         let profile = &self.hardware.devices[device];
         let mut left = self.memory(device).saturating_sub(found.held[device]);
         let mut take = |bytes: u64| match left.checked_sub(bytes) {
@@ -267,25 +270,19 @@ impl Question<'_> {
             }
             None => false,
         };
-        let (mut attention, mut projections, mut notes) = (found.home, found.home, Vec::new());
-        let name = self.name(device);
-        if device == found.home {
-        } else if !profile.runs_all() {
-            if profile.runs(Part::Projections) {
-                // With lists of their own, as divided layers have.
-                let beside = if found.held[device] == 0 { self.beside() } else { 0 };
-                match take(self.batch_bytes().saturating_sub(self.model.kv_bytes).saturating_add(beside)) {
-                    true => projections = device,
-                    false => notes.push(format!("batches: `{name}` has no memory for the projections")),
-                }
+        let (mut attention, mut projections, mut lacking) = (found.home, found.home, Vec::new());
+        if device != found.home && profile.runs_all() {
+            match take(self.batch_bytes()) {
+                true => (attention, projections) = (device, device),
+                false => lacking.push("attention and its KV cache"),
             }
-        } else if take(self.batch_bytes()) {
-            (attention, projections) = (device, device);
-        } else {
-            notes.push(format!(
-                "batches: `{name}` has no memory for attention and its KV cache ({} bytes)",
-                self.batch_bytes()
-            ));
+        } else if device != found.home && profile.runs(Part::Projections) {
+            // With lists of their own, as divided layers have.
+            let beside = if found.held[device] == 0 { self.beside() } else { 0 };
+            match take(self.batch_bytes().saturating_sub(self.model.kv_bytes).saturating_add(beside)) {
+                true => projections = device,
+                false => lacking.push("the products around attention"),
+            }
         }
         let mut owners = found.owners.clone();
         let mut rest = false;
@@ -299,16 +296,21 @@ impl Question<'_> {
                 }
             }
         }
-        if rest && asked.is_some() {
-            notes.push(format!(
-                "batches: `{name}` has no memory for every neuron; the rest stays where it is"
-            ));
+        if rest {
+            lacking.push("every neuron");
         }
         let as_ever = attention == found.home && projections == found.home && owners == found.owners;
-        Ok(match as_ever && notes.is_empty() {
-            true => None,
-            false => Some(Batches { attention, projections, clusters: self.sets(&owners)?, notes }),
-        })
+        if as_ever && (asked.is_none() || lacking.is_empty()) {
+            return Ok(None);
+        }
+        // Where it was not asked for, it is as much as there was memory for.
+        lacking.retain(|_| asked.is_some());
+        let name = self.name(device);
+        let note = |what| {
+            format!("batches: `{name}` has no memory for {what}, which stays where single tokens have it")
+        };
+        let notes = lacking.into_iter().map(note).collect();
+        Ok(Some(Batches { attention, projections, clusters: self.sets(&owners)?, notes }))
     }
 
     /// Owners as sets per layer and device.

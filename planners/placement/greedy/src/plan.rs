@@ -181,7 +181,7 @@ impl Greedy {
 impl Planner for Greedy {
     fn plan(&self, model: &ModelProfile, hardware: &HardwareProfile, budget: &Budget) -> Result<Plan> {
         let mut fallbacks = idle(hardware)?;
-        let clusters = clusters::by_density(model, self.options.group)?;
+        let clusters = clusters::by_density(model, self.options.group, budget.hot)?;
         let predictor_bytes = predictor_bytes(model, budget.sparsity);
         let fixed_bytes = fixed_bytes(model, predictor_bytes);
         let question =

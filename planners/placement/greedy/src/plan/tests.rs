@@ -194,7 +194,7 @@ fn a_share_that_was_asked_for_is_kept_in_every_layer() {
             |at: usize| found.layers[at].ffn.iter().find(|s| s.device == 0).map_or(0, |s| s.clusters.len());
         (of(0), of(1))
     };
-    assert_eq!((hot(0.0), hot(0.05), hot(0.5), hot(0.6), hot(1.0)), ((0, 0), (2, 2), (4, 4), (4, 4), (8, 8)));
+    assert_eq!((hot(0.0), hot(0.05), hot(0.5), hot(0.6), hot(1.0)), ((0, 0), (0, 0), (4, 4), (4, 4), (8, 8)));
     let budget = Budget { hot: Some(0.5), ..Budget::default() };
     let found = plan(&two(), &pair(9999), &budget).unwrap();
     let shares: Vec<(u32, &ClusterSet, SparsityPolicy)> =
@@ -280,7 +280,7 @@ fn mixtures_and_blocks_are_not_cut() {
     let mut profile = two();
     profile.layers[0].whole = true;
     profile.layers[1].block = 4;
-    let budget = Budget { hot: Some(0.3), ..Budget::default() };
+    let budget = Budget { hot: Some(0.5), ..Budget::default() };
     let found = plan(&profile, &pair(9999), &budget).unwrap();
     assert_eq!(found.layers[0].ffn.len(), 1);
     assert_eq!(found.layers[1].ffn[0].clusters, set(&[(0, 4)]));
