@@ -98,9 +98,12 @@ pub(crate) struct Driver {
 /// The option that says how long opening and freeing may take.
 const PATIENCE_OPTION: &str = "driver_timeout_ms";
 
+/// The chip that is driven, and its session, by the names of the libraries.
+type Sessions = HashMap<String, (u32, Arc<Session>)>;
+
 /// The session of each library, which stays open when its last device is closed: every new one that compiles a graph costs
 /// the library some memory that it never gives back, while the graphs of one session leave nothing.
-static SESSIONS: Mutex<Option<HashMap<String, (u32, Arc<Session>)>>> = Mutex::new(None);
+static SESSIONS: Mutex<Option<Sessions>> = Mutex::new(None);
 
 /// The session for a system-on-chip; runs on the library's thread. One for another chip is closed where nobody uses it.
 fn session_of(file: &str, soc: u32) -> Result<Arc<Session>> {

@@ -37,6 +37,9 @@ pub(crate) struct Shared {
     pub(crate) run_limit: Duration,
 }
 
+/// Bytes of a graph's inputs and of its outputs, one buffer per port.
+pub(crate) type Staging = (Vec<Vec<u8>>, Vec<Vec<u8>>);
+
 /// A finished graph with its staging memory.
 pub(crate) struct Built {
     pub(crate) shared: Shared,
@@ -47,7 +50,7 @@ pub(crate) struct Built {
     pub(crate) depends: Vec<Vec<usize>>,
     pub(crate) active: Vec<u32>,
     /// Bytes of inputs and outputs between submissions.
-    pub(crate) staging: Mutex<(Vec<Vec<u8>>, Vec<Vec<u8>>)>,
+    pub(crate) staging: Mutex<Staging>,
     _reservation: Reservation,
 }
 

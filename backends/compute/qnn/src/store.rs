@@ -248,7 +248,7 @@ mod tests {
         let (file, key) = mine.file(&spec(1));
         assert!(mine.read(&file, &key).unwrap().is_none());
         let port = Port::of(&spec(1).tensors[0]);
-        mine.write(&file, &key, (&[port.clone()], &[]), b"binary").unwrap();
+        mine.write(&file, &key, (std::slice::from_ref(&port), &[]), b"binary").unwrap();
         let stored = mine.read(&file, &key).unwrap().unwrap();
         assert_eq!((stored.inputs, stored.outputs.len(), stored.binary), (vec![port], 0, b"binary".to_vec()));
 
