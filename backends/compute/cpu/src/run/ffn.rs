@@ -310,10 +310,10 @@ impl Layer<'_> {
                     std::slice::from_raw_parts_mut(self.keep(t).add(start), len),
                 )
             };
-            // Without branches, for who takes part is as good as random.
+            // Without branches, for who takes part is as good as random; a mark is all ones.
             for (h, keep) in hidden.iter_mut().zip(keep) {
-                *h = if *keep == 0 { 0.0 } else { *h };
-                *keep = if skips_zero && *h == 0.0 { 0 } else { *keep };
+                *h = f32::from_bits(h.to_bits() & *keep);
+                *keep &= u32::from(!(skips_zero & (*h == 0.0))).wrapping_neg();
             }
         }
     }
