@@ -4,9 +4,10 @@
 use crate::planning::moved;
 use crate::resource::DeviceBuffer;
 use crate::stages::kv::Move;
-use crate::stages::{Bound, Named, Prepared, ProgramMemory, Times, named};
+use crate::stages::{Bound, Named, Prepared, ProgramMemory, StageTimes, Times, named};
 use crate::{Engine, Result, RuntimeError};
 use engine_core::backend::{BufferUse, BufferView};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What reads and writes a cache.
@@ -34,8 +35,14 @@ pub(crate) struct Caches {
     pub(crate) bytes: u64,
     /// Moved so far.
     pub(crate) bytes_moved: u64,
-    /// What moved them; all of one shape of programs, so that their times are counted together.
-    used: Vec<Arc<Prepared>>,
+    /// What moved them, by the devices that they were moved from and to.
+    moved: BTreeMap<(u32, u32), Moved>,
+}
+
+/// Moves from one device to another: how often and how long, and a program with the kinds of their stages.
+struct Moved {
+    times: Times,
+    list: Arc<Prepared>,
 }
 
 impl Caches {
@@ -56,7 +63,7 @@ impl Caches {
             let body = if own { Some(allocate(layer, body)?) } else { None };
             layers.push(Layer { step: allocate(layer, step)?, body });
         }
-        Ok(Caches { layers, step: 0, body: 0, bytes, bytes_moved: 0, used: Vec::new() })
+        Ok(Caches { layers, step: 0, body: 0, bytes, bytes_moved: 0, moved: BTreeMap::new() })
     }
 
     /// Where the caches of a phase lie.
@@ -77,19 +84,26 @@ impl Caches {
         (self.step, self.body) = (self.step.min(position), self.body.min(position));
     }
 
-    /// Programs that moved something, one of each kind of stage.
-    pub(crate) fn programs(&self) -> Vec<&Prepared> {
-        self.used.first().map(|list| &**list).into_iter().collect()
+    /// How often and how long each kind of move ran.
+    pub(crate) fn times(&self) -> BTreeMap<(u32, u32), Times> {
+        self.moved.iter().map(|(devices, moved)| (*devices, moved.times.clone())).collect()
+    }
+
+    /// The same since `earlier`, with names.
+    pub(crate) fn times_since(
+        &self,
+        earlier: &BTreeMap<(u32, u32), Times>,
+        names: &[&str],
+    ) -> Vec<StageTimes> {
+        let none = Times::default();
+        let since = |(devices, moved): (&(u32, u32), &Moved)| {
+            moved.times.since(earlier.get(devices).unwrap_or(&none), &moved.list.program, names)
+        };
+        self.moved.iter().flat_map(since).collect()
     }
 
     /// Brings the `past` positions of the sequence to the caches of a phase, where these do not have them.
-    pub(crate) fn ready(
-        &mut self,
-        engine: &Engine,
-        phase: Phase,
-        past: u32,
-        times: &mut Times,
-    ) -> Result<()> {
+    pub(crate) fn ready(&mut self, engine: &Engine, phase: Phase, past: u32) -> Result<()> {
         let there = match phase {
             Phase::Step => self.step,
             Phase::Body => self.body,
@@ -117,11 +131,10 @@ impl Caches {
                 host: Vec::new(),
             };
             let spans = list.run(engine.devices(), &mut memory, bound, "moving the KV cache")?;
-            times.add(&list.program, &spans);
             self.bytes_moved += moved_bytes(moved, past);
-            if self.used.is_empty() {
-                self.used.push(list);
-            }
+            let of = self.moved.entry((moved.from, moved.to));
+            let of = of.or_insert_with(|| Moved { times: Times::default(), list: Arc::clone(&list) });
+            of.times.add(&list.program, &spans);
         }
         self.filled(phase, past);
         Ok(())

@@ -114,7 +114,7 @@ fn keys_and_values_are_moved_once_and_only_where_they_are_needed() {
     session.prefill(&[6, 7]).unwrap();
     assert_eq!(moved(&session), 9 + 11 + 5);
     let kinds: Vec<String> = session.statistics().stages.into_iter().map(|stage| stage.what).collect();
-    assert!(kinds.iter().any(|what| what == "kv_export"), "{kinds:?}");
+    assert_eq!(kinds.iter().filter(|what| *what == "kv_export").count(), 2, "there and back: {kinds:?}");
 }
 
 #[test]

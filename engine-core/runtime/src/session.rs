@@ -9,6 +9,7 @@ use crate::{Engine, Result, RuntimeError};
 use engine_core::HostMemory;
 use engine_core::backend::{BufferUse, Counter};
 use formats::ModelDescription;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A sequence of tokens in the making. Made by [`Engine::session`].
@@ -53,7 +54,8 @@ struct AllTimes {
     step: Times,
     body: Times,
     head: Times,
-    moves: Times,
+    /// By the devices that keys and values were moved from and to.
+    moves: BTreeMap<(u32, u32), Times>,
 }
 
 impl Session {
@@ -253,7 +255,7 @@ impl Session {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot {
-            times: self.times.clone(),
+            times: AllTimes { moves: self.caches.times(), ..self.times.clone() },
             active: self.active.clone(),
             active_tokens: self.active_tokens,
             kv_bytes_moved: self.caches.bytes_moved,
@@ -298,12 +300,11 @@ impl Session {
     fn stages_since(&self, before: &AllTimes) -> Vec<StageTimes> {
         let engine = &self.engine;
         let names: Vec<&str> = engine.devices().iter().map(|device| device.name.as_str()).collect();
-        let (now, moves) = (&self.times, self.caches.programs());
+        let now = &self.times;
         let mut stages = now.body.since(&before.body, &engine.body_list().program, &names);
         stages.extend(now.head.since(&before.head, &engine.head_list().program, &names));
         stages.extend(now.step.since(&before.step, &engine.step_list().program, &names));
-        stages
-            .extend(moves.into_iter().flat_map(|list| now.moves.since(&before.moves, &list.program, &names)));
+        stages.extend(self.caches.times_since(&before.moves, &names));
         stages
     }
 
@@ -317,7 +318,7 @@ impl Session {
         let engine = self.engine.clone();
         let (list, past) = (engine.step_list(), self.past());
         self.write_ids(&[id])?;
-        self.caches.ready(&engine, Phase::Step, past, &mut self.times.moves)?;
+        self.caches.ready(&engine, Phase::Step, past)?;
         let mut host = vec![
             (Bind::Ids, &mut self.ids_memory),
             (Bind::Positions, &mut self.positions_memory),
@@ -344,7 +345,7 @@ impl Session {
         let engine = self.engine.clone();
         let (list, past) = (engine.body_list(), self.past());
         self.write_ids(ids)?;
-        self.caches.ready(&engine, Phase::Body, past, &mut self.times.moves)?;
+        self.caches.ready(&engine, Phase::Body, past)?;
         let bound = Bound {
             tokens: ids.len() as u32,
             past: Some(past),

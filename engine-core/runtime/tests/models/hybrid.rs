@@ -9,7 +9,7 @@ use engine_core::backend::ToleranceClass;
 use engine_core::options::OptionTable;
 use engine_runtime::{Activations, Engine, EngineOptions, Session, SparsityChoice, Stack};
 use libtest_mimic::{Failed, Trial};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -154,7 +154,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 /// Every teacher-forced step of the reference, within the tolerance that one device is held to.
-fn follows(hybrid: Hybrid, reference: &PathBuf) -> Outcome {
+fn follows(hybrid: Hybrid, reference: &Path) -> Outcome {
     let engine = hybrid.load()?;
     let divided = engine.plan().layers.iter().all(|layer| layer.ffn.len() == 2);
     ensure(divided && engine.device_names().len() == 2, || format!("{:?}", engine.plan()))?;
@@ -411,7 +411,7 @@ fn a_lost_device_ends_the_run() -> Outcome {
                 && error.contains("as the test wanted"),
             || error.clone(),
         )?;
-        ensure(session.tokens() == &IDS[..5] && session.logits().is_empty(), || {
+        ensure(*session.tokens() == IDS[..5] && session.logits().is_empty(), || {
             "the sequence changed".into()
         })?;
         // The sequence is what it was before: what follows is as if nothing had happened.
