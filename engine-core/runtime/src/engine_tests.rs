@@ -62,7 +62,13 @@ fn weights_are_copied_where_they_cannot_be_viewed() {
         let log = device.log.lock().unwrap();
         let copied: u64 = log.allocated.iter().filter(|a| a.0 == BufferUse::Weights).map(|a| a.1).sum();
         assert_eq!(copied, engine.weight_bytes());
-        assert_eq!((log.imports, log.submissions.len()), (0, 1));
+        // Some at a time: a device may hold as much beside them.
+        let at_most = copied.div_ceil(1 << 20) as usize;
+        assert!(
+            log.imports == 0 && (2..=at_most).contains(&log.submissions.len()),
+            "{}",
+            log.submissions.len()
+        );
     }
 }
 
