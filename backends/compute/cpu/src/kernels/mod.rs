@@ -8,7 +8,7 @@
 //! # Sums
 //! An output element is one accumulator of eight lanes, walked over its row in order (element `i` belongs to lane
 //! `i % 8`; with int8 activations lane `i` has the exact sum of elements `4i..4i + 4` of each block, but see
-//! [`simd::Simd::SQUARES`]), folded once at the end in a fixed
+//! [`simd::Simd::SQUARES`] and the estimate of [`planes`]), folded once at the end in a fixed
 //! order. Speed comes from several outputs at a time, never from several accumulators per output, so the bits of an
 //! output depend on its row, its token and the tier, and on nothing else.
 
