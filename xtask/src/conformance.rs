@@ -55,7 +55,8 @@ pub(crate) fn check(arguments: &[String]) -> Result<Vec<String>> {
         if is("libthermocline_compute_qnn") {
             for soc in SOCS {
                 // Graphs of cases are small and many: none is worth a file.
-                let options = ["--set", &format!("soc={soc}"), "--set", "context_cache='off'"].map(str::to_owned);
+                let options =
+                    ["--set", &format!("soc={soc}"), "--set", "context_cache='off'"].map(str::to_owned);
                 match lacks(&path, &options, NO_QNN)? {
                     Some(reason) => skipped.push(format!("the suite for qnn with SoC {soc}: {reason}")),
                     None => runs.push(Run { plugin: path.clone(), options: options.to_vec() }),

@@ -102,7 +102,7 @@ mod tests {
             width: 2,
             neurons: 2,
             gate: Some(gate),
-            up: vec![1.0; 4],
+            up: vec![0.0, 1.0, 0.0, 1.0],
             down: vec![1.0; 4],
             gate_bias: None,
             up_bias: None,

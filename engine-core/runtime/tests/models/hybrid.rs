@@ -133,7 +133,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         } else if hybrid.devices.contains(&"qnn") && reference.is_file() {
             trials.push(on_device("qnn", name, run));
         } else {
-            trials.push(trial_with(name, &[reference.clone()], run));
+            trials.push(trial_with(name, std::slice::from_ref(&reference), run));
         }
     }
     trials.push(on_vulkan("hybrid::both_devices_did_the_work".into(), both_devices_did_the_work));
@@ -345,10 +345,13 @@ fn same_bits(hybrid: Hybrid) -> Outcome {
     Ok(())
 }
 
+/// Devices, and what is under way on them.
+type Watched = (Vec<Arc<Wrapped>>, Arc<Mutex<UnderWay>>);
+
 fn wrapped(
     hybrid: &Hybrid,
     change: impl Fn(usize, Wrapped) -> Wrapped,
-) -> Result<(Vec<Arc<Wrapped>>, Arc<Mutex<UnderWay>>), Failed> {
+) -> Result<Watched, Failed> {
     let under_way = Arc::new(Mutex::new(UnderWay::default()));
     let devices = hybrid.open()?.into_iter().enumerate();
     let devices =
