@@ -113,8 +113,16 @@ fn session_of(file: &str, soc: u32) -> Result<Arc<Session>> {
     if let Some((_, session)) = sessions.get(file).filter(|(of, _)| *of == soc) {
         return Ok(session.clone());
     }
-    sessions.remove(file);
-    let session = Arc::new(Session::open(library, soc)?);
+    // Closed by this where nobody uses it; where somebody does, the other chip is refused and it stays.
+    let before = sessions.remove(file).map(|(of, session)| (of, Arc::downgrade(&session)));
+    let session = match Session::open(library, soc) {
+        Ok(session) => Arc::new(session),
+        Err(error) => {
+            let kept = before.and_then(|(of, session)| Some((of, session.upgrade()?)));
+            sessions.extend(kept.map(|kept| (file.to_owned(), kept)));
+            return Err(error);
+        }
+    };
     sessions.insert(file.to_owned(), (soc, session.clone()));
     Ok(session)
 }

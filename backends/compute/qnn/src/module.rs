@@ -90,6 +90,11 @@ fn form(options: &QnnOptions) -> Form {
     }
 }
 
+/// Whether the chip is known, so that finished graphs can be kept for it.
+fn keeps_files(options: &QnnOptions) -> bool {
+    soc_of(options).is_some() || options.soc != 0
+}
+
 fn describe(library: &Library, options: &QnnOptions) -> DeviceDescription {
     let memory = if options.memory_limit == 0 { total_memory() } else { options.memory_limit };
     let soc = soc_of(options);
@@ -120,6 +125,12 @@ fn describe(library: &Library, options: &QnnOptions) -> DeviceDescription {
         }
         Form::EightBits => "weights: rounded to 8 bits with a scale per row (option `weights`), not the file's values".into(),
     });
+    if !keeps_files(options) && options.context_cache != "off" {
+        notes.push(
+            "finished graphs are not kept on disk, for the chip is not known: name it by the option `soc`"
+                .into(),
+        );
+    }
     if EMULATED {
         notes.push("emulated on this processor: results are the NPU's, times say nothing about one".into());
     }
@@ -170,7 +181,8 @@ impl ComputeModule for QnnModule {
         let setup = Setup {
             description: describe(driver.library(), &options),
             form: form(&options),
-            store: Store::of(&options.context_cache, target),
+            // A file says for which chip it is: what the library chooses by itself is not known to us on a device.
+            store: keeps_files(&options).then(|| Store::of(&options.context_cache, target)).flatten(),
             compile_limit: Duration::from_secs(options.compile_timeout_s.into()),
             run_limit: Duration::from_secs(options.submit_timeout_s.into()),
         };

@@ -12,9 +12,11 @@ use engine_core::{ClusterRange, Error, Result};
 use crate::check::{Form, check};
 use crate::driver::Driver;
 use crate::emit::{Emitted, In, Out, emit, segments};
+use crate::ffi::tensor_type;
+use crate::graph::{Port, Spec};
 use crate::memory::{Budget, Buffers, Owned, Place, Reservation, check_alignment};
 use crate::session::Compiled;
-use crate::store::Store;
+use crate::store::{Store, Stored};
 
 /// What a device did.
 #[derive(Debug, Default)]
@@ -184,7 +186,9 @@ impl Program {
             .filter(|store| store.keeps(weights))
             .map(|store| (store, store.file(&spec)));
         let stored = match &file {
-            Some((store, (path, key))) => store.read(path, key)?,
+            Some((store, (path, key))) => {
+                store.read(path, key)?.map(|stored| checked(stored, &spec, path)).transpose()?
+            }
             None => None,
         };
         let limit = shared.compile_limit;
@@ -194,8 +198,9 @@ impl Program {
                 let load = shared.driver.call(limit, (&what, COMPILE_OPTION), move |session| {
                     session.load(&stored.binary, stored.inputs, stored.outputs)
                 });
+                let compiled = load.map_err(|error| named(error, file.map(|(_, (path, _))| path)))?;
                 shared.counts.loaded.fetch_add(1, Relaxed);
-                load.map_err(|error| named(error, file.map(|(_, (path, _))| path)))?
+                compiled
             }
             (None, file) => {
                 let keep = file.is_some();
@@ -208,7 +213,12 @@ impl Program {
                     })?;
                 shared.counts.compiled.fetch_add(1, Relaxed);
                 if let Some(((store, (path, key)), binary)) = file.zip(binary) {
-                    store.write(&path, &key, (&compiled.inputs, &compiled.outputs), &binary)?;
+                    let ports = (&compiled.inputs[..], &compiled.outputs[..]);
+                    if let Err(error) = store.write(&path, &key, ports, &binary) {
+                        // Freed where the library's calls are made.
+                        shared.driver.discard(Arc::new(compiled));
+                        return Err(error);
+                    }
                 }
                 compiled
             }
@@ -271,6 +281,25 @@ impl Program {
             overlaps: overlaps(extents),
             _places: places,
         })
+    }
+}
+
+/// What a file says that a run binds is what the graph binds: it decides how much memory is taken.
+fn checked(stored: Stored, spec: &Spec, path: &std::path::Path) -> Result<Stored> {
+    let fits = |kind: u32, found: &[Port]| {
+        let wanted: Vec<Port> =
+            spec.tensors.iter().filter(|tensor| tensor.kind == kind).map(Port::of).collect();
+        wanted.len() == found.len()
+            && wanted.into_iter().zip(found).all(|(wanted, found)| Port { id: found.id, ..wanted } == *found)
+    };
+    match fits(tensor_type::APP_WRITE, &stored.inputs) && fits(tensor_type::APP_READ, &stored.outputs) {
+        true => Ok(stored),
+        false => Err(Error::Data {
+            detail: format!(
+                "{}: the inputs and outputs that it names are not the graph's; remove the file",
+                path.display()
+            ),
+        }),
     }
 }
 

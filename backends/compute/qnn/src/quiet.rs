@@ -2,8 +2,8 @@
 //!
 //! The library writes through C's streams. While it may print, file descriptor 1 names what descriptor 2 does, and the
 //! streams are flushed before it is put back: what is printed goes to the error output, and nothing waits in a stream for
-//! the program's end. Only loading, compiling and closing are so enclosed; while a graph runs, the library has a callback
-//! for what it wants to say, and the program may be writing to its output then.
+//! the program's end. Only loading, opening and closing are so enclosed; while a graph is compiled or runs, the
+//! library has a callback for what it wants to say, and the program may be writing to its output then.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -53,7 +53,6 @@ const GRAPH: &std::ffi::CStr = c"thermocline";
 impl Session {
     /// Opens the device of a system-on-chip; 0 is the one that the library finds (the emulator: its default).
     pub(crate) fn open(library: &'static Library, soc: u32) -> Result<Session> {
-        let _quiet = Quiet::begin();
         log::clear();
         {
             let mut chosen = chosen();
@@ -67,6 +66,8 @@ impl Session {
             *chosen = (soc, chosen.1 + 1);
         }
         let mut session = Session { library, log: null_mut(), backend: null_mut(), device: null_mut() };
+        // Declared behind the session, so that it ends first where one of the calls fails: closing is quiet by itself.
+        let _quiet = Quiet::begin();
         if let Some(create) = library.functions.log_create {
             // SAFETY: the callback lives as long as the program. A library without a log works all the same.
             unsafe { create(log::callback, log::LEVEL, &mut session.log) };

@@ -5,6 +5,7 @@
 //! moved, cut short or made for another chip is an error with its name, never something that is quietly made anew.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use engine_core::{Error, Result};
 use sha2::{Digest, Sha256};
@@ -145,7 +146,10 @@ impl Store {
             detail: format!("{}: {what} (option `context_cache`): {error}", file.display()),
         };
         std::fs::create_dir_all(&self.folder).map_err(|e| failed("making its folder", e))?;
-        let beside = file.with_extension(format!("{}.part", std::process::id()));
+        // Two devices of one process may write the same graph at a time.
+        static WRITTEN: AtomicU32 = AtomicU32::new(0);
+        let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+        let beside = file.with_extension(format!("{}-{number}.part", std::process::id()));
         std::fs::write(&beside, bytes)
             .and_then(|()| std::fs::rename(&beside, file))
             .inspect_err(|_| {

@@ -143,7 +143,8 @@ pub(crate) fn eight_bits(halves: &[u8], columns: usize) -> Encoded {
     for row in halves.chunks(2 * columns.max(1)) {
         let numbers = || row.chunks_exact(2).map(|x| half_at(x, 0));
         // A NaN must show: it makes the whole row NaN.
-        let most = numbers().fold(0f32, |most, x| if x.is_nan() { x } else { most.max(x.abs()) });
+        let most = numbers()
+            .fold(0f32, |most, x| if x.is_nan() || most.is_nan() { f32::NAN } else { most.max(x.abs()) });
         // A row of zeros has any scale.
         let scale = if most == 0.0 { 1.0 } else { most / 127.0 };
         scales.push(scale);
@@ -188,6 +189,14 @@ mod tests {
         assert_eq!(of(matrix.rows(&[1])), [3.0, 4.0, 5.0]);
         assert_eq!(of(matrix.picked_columns(&[2, 0])), [2.0, 0.0, 5.0, 3.0]);
         assert_eq!(of(matrix.transposed(&[0, 1])), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
+        // A row with a NaN is NaN wherever in the row that stands.
+        for at in 0..3 {
+            let mut row = [1.0f32, 2.0, 3.0];
+            row[at] = f32::NAN;
+            let halves: Vec<u8> = row.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect();
+            let (_, encoding, _) = eight_bits(&halves, 3);
+            assert!(matches!(encoding, Encoding::Rows(scales) if scales[0].is_nan()), "{at}");
+        }
         let (_, encoding, codes) = eight_bits(&matrix.rows(&[0, 1]), 3);
         assert_eq!(
             (encoding, codes),

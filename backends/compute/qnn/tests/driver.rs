@@ -29,6 +29,7 @@ const MISBEHAVING: &[(&str, &str, bool)] = &[
     ("stuck-compiling", "compile", true),
     ("failing-run", "fails:3", true),
     ("refused-binary", "old", true),
+    ("closed-device", "closed", true),
     ("noisy", "noisy", true),
 ];
 

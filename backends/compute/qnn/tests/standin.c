@@ -1,7 +1,8 @@
 // A QNN library for tests that misbehaves. What it does is chosen by the environment variable STANDIN: `crash`, `hang`,
 // `nothing` (no interface), `other` (another major version); or, with the real library of the variable REAL behind it,
 // `compile` (compiling never ends), `stuck:N` and `fails:N` (run N of a graph never ends, or fails), `old` (the library
-// refuses context binaries), `noisy` (it prints to the standard output whenever it can).
+// refuses context binaries), `closed` (no device can be opened), `noisy` (it prints to the standard output whenever it
+// can).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -16,7 +17,7 @@ typedef uint64_t (*create)(void *, const void *, void *);
 
 // Byte offsets within an interface: the API's major version, and the slots of the table of functions.
 enum { MAJOR = 16, TABLE = 40, FINALIZE = TABLE + 8 * 19, EXECUTE = TABLE + 8 * 21, LOAD = TABLE + 8 * 13,
-       CREATE = TABLE + 8 * 1, BYTES = TABLE + 8 * 80 };
+       CREATE = TABLE + 8 * 1, DEVICE = TABLE + 8 * 40, BYTES = TABLE + 8 * 80 };
 
 static unsigned char interface[BYTES];
 static const void *listed[1] = {interface};
@@ -59,6 +60,10 @@ static uint64_t our_finalize(void *graph, void *profile, void *signal) {
 
 static uint64_t our_load(void) {
     return 5004;
+}
+
+static uint64_t our_device(void) {
+    return 14001;
 }
 
 static uint64_t our_create(void *log, const void *configs, void *handle) {
@@ -107,6 +112,9 @@ uint64_t QnnInterface_getProviders(const void ***out, uint32_t *count) {
     }
     if (chosen("old")) {
         replace(LOAD, (void *)our_load, 0);
+    }
+    if (chosen("closed")) {
+        replace(DEVICE, (void *)our_device, 0);
     }
     if (chosen("noisy")) {
         printf("the library talks while it is asked\n");

@@ -348,10 +348,7 @@ fn same_bits(hybrid: Hybrid) -> Outcome {
 /// Devices, and what is under way on them.
 type Watched = (Vec<Arc<Wrapped>>, Arc<Mutex<UnderWay>>);
 
-fn wrapped(
-    hybrid: &Hybrid,
-    change: impl Fn(usize, Wrapped) -> Wrapped,
-) -> Result<Watched, Failed> {
+fn wrapped(hybrid: &Hybrid, change: impl Fn(usize, Wrapped) -> Wrapped) -> Result<Watched, Failed> {
     let under_way = Arc::new(Mutex::new(UnderWay::default()));
     let devices = hybrid.open()?.into_iter().enumerate();
     let devices =

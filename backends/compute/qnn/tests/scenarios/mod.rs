@@ -27,6 +27,7 @@ pub(crate) fn run(scenario: &str, library: &str) -> Result<(), String> {
         "stuck-compiling" => stuck_compiling(library),
         "failing-run" => failing_run(library),
         "refused-binary" => refused_binary(library),
+        "closed-device" => closed_device(library),
         "noisy" | "quiet" => quiet(library),
         "another-soc" => another_soc(library),
         "cache" => cache(library),
@@ -167,6 +168,18 @@ fn refused_binary(library: &str) -> Result<(), Failed> {
     let said =
         |detail: &str| detail.contains(".qnnctx: the library refuses") && detail.contains("remove the file");
     ensure(matches!(&error, Some(Error::Data { detail }) if said(detail)), &error)
+}
+
+/// A device that cannot be opened is an error with the library's code, as often as it is asked for.
+fn closed_device(library: &str) -> Result<(), Failed> {
+    for _ in 0..2 {
+        let error = open(&options(library)).err();
+        let said = error.as_ref().map(ToString::to_string).unwrap_or_default();
+        ensure(said.contains("opening the device for SoC") && said.contains("14001"), &error)?;
+        let listed = QnnModule.devices(&options(library)).err();
+        ensure(listed.is_some_and(|error| error.to_string().contains("14001")), &said)?;
+    }
+    Ok(())
 }
 
 /// What the parent sees of this on the standard output is nothing, and what the program prints itself still gets there.
