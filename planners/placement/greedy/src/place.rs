@@ -80,11 +80,12 @@ impl Question<'_> {
         })
     }
 
-    /// The device with attention: the one asked for, or the first that has the memory.
-    fn home(&self, whole: &[usize], last: usize) -> Result<usize> {
+    /// The devices that may have attention, the most wanted first: the one asked for, or those that have the memory.
+    fn homes(&self, whole: &[usize], last: usize) -> Result<Vec<usize>> {
         let Some(asked) = &self.budget.attention else {
-            let fits = whole.iter().copied().find(|device| self.memory(*device) >= self.fixed_bytes);
-            return Ok(fits.unwrap_or(last));
+            let fits = whole.iter().copied().filter(|device| self.memory(*device) >= self.fixed_bytes);
+            let fits: Vec<usize> = fits.collect();
+            return Ok(if fits.is_empty() { vec![last] } else { fits });
         };
         let home = self.named("attention", asked)?;
         let device = &self.hardware.devices[home];
@@ -98,7 +99,7 @@ impl Question<'_> {
                 device.memory_bytes, self.fixed_bytes
             )));
         }
-        Ok(home)
+        Ok(vec![home])
     }
 
     /// Answers with the minimum per layer that speed asks for, or, where memory does not allow that, without.
@@ -106,19 +107,24 @@ impl Question<'_> {
         let whole = self.whole();
         let last =
             *whole.last().ok_or_else(|| Error::internal("greedy: a question without a usable device"))?;
-        let home = self.home(&whole, last)?;
         let asked = self.budget.prefill.as_deref().map(|name| self.named("prefill", name)).transpose()?;
         // A model that one device holds needs no memory for what passes between devices, so that is tried first.
         let (mut needed, mut fixed) = (0, 0);
-        for (minimum, beside) in [(true, false), (true, true), (false, true)] {
-            let found = self.assign(home, last, asked, minimum, beside);
-            if found.divided() && !beside {
-                continue;
-            }
-            (needed, fixed) = (found.held[last], found.held[last] - self.neurons(&found.owners, last));
-            if needed <= self.memory(last) {
-                let batches = self.batches(&found, asked)?;
-                return Ok(Placement { home, clusters: self.sets(&found.owners)?, batches });
+        for (at, home) in self.homes(&whole, last)?.into_iter().enumerate() {
+            for (minimum, beside) in [(true, false), (true, true), (false, true)] {
+                let found = self.assign(home, last, asked, minimum, beside);
+                if found.divided() && !beside {
+                    continue;
+                }
+                if at == 0 {
+                    (needed, fixed) =
+                        (found.held[last], found.held[last] - self.neurons(&found.owners, last));
+                }
+                // The home, too: what divided layers need beside weights may be more than it has.
+                if found.held.iter().enumerate().all(|(device, held)| *held <= self.memory(device)) {
+                    let batches = self.batches(&found, asked)?;
+                    return Ok(Placement { home, clusters: self.sets(&found.owners)?, batches });
+                }
             }
         }
         let device = &self.hardware.devices[last];
