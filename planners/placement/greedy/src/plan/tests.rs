@@ -292,9 +292,9 @@ fn mixtures_and_blocks_are_not_cut() {
     let neurons: u32 =
         found.layers.iter().flat_map(|l| &l.ffn).filter(|s| s.device == 0).map(|s| s.clusters.len()).sum();
     assert!(neurons * 10 <= 59, "{neurons}");
-    // Attention fits the first device, what divided layers need beside it does not: then all of it is on the other.
+    // Attention fits the first device, what divided layers need beside it does not: then attention is on the other.
     let found = plan(&profile, &pair(300 + 50), &Budget::default()).unwrap();
-    assert_eq!((found.embedding, found.used_devices().len()), (1, 1));
+    assert_eq!(found.embedding, 1);
 }
 
 fn layers() -> impl Strategy<Value = LayerProfile> {
