@@ -162,6 +162,11 @@ fn list(fallbacks: &[Fallback]) -> String {
 }
 
 impl RuntimeError {
+    /// Whether a device was lost.
+    pub fn is_device_lost(&self) -> bool {
+        matches!(self, RuntimeError::Device { source: engine_core::Error::DeviceLost { .. }, .. })
+    }
+
     /// [`RuntimeError::Device`] for use in `map_err`.
     pub(crate) fn device<'a>(
         device: &'a str,

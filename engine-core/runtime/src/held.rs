@@ -6,7 +6,9 @@ use crate::conversions::{Conversions, Use};
 use crate::graph::OnDevice;
 use crate::weight::Weight;
 use engine_core::backend::DeviceDescription;
-use engine_core::planner::{Budget, Fallback, HardwareProfile, ModelProfile, Plan, SparsityPolicy};
+use engine_core::planner::{
+    Budget, Fallback, HardwareProfile, LayerPlan, ModelProfile, Plan, SparsityPolicy,
+};
 use engine_core::{ClusterSet, Error, Result};
 use formats::ModelDescription;
 use formats::model::{Down, FeedForward};
@@ -32,6 +34,8 @@ pub(crate) fn hold(
         return Err(Error::invalid(format!("plan by `{planner}`: it is for hardware {found}, not {wanted}")));
     }
     hold_attention(plan, budget, &planner);
+    hold_hot(plan, model, hardware, budget);
+    hold_prefill(plan, budget);
     let asked = budget.sparsity;
     let mut otherwise: Vec<(usize, SparsityPolicy)> = Vec::new();
     for (index, (layer, profile)) in plan.layers.iter().zip(&model.layers).enumerate() {
@@ -68,6 +72,81 @@ pub(crate) fn hold(
         });
     }
     Ok(())
+}
+
+/// Layers one behind the other, by name.
+fn layers(of: &[usize], part: &str) -> Option<String> {
+    match (of.first()?, of.last()?) {
+        (first, last) if first == last => Some(format!("blk.{first} {part}")),
+        (first, last) => Some(format!("blk.{first}-{last} {part}")),
+    }
+}
+
+/// Every layer has neurons before the last device, and no more than was asked for.
+fn hold_hot(plan: &mut Plan, model: &ModelProfile, hardware: &HardwareProfile, budget: &Budget) {
+    let Some(hot) = budget.hot.filter(|hot| *hot > 0.0) else { return };
+    let Some(last) = hardware.devices.iter().rfind(|device| device.runs_all()).map(|device| &device.name)
+    else {
+        return;
+    };
+    let away = |index: usize| -> f64 {
+        let shares = plan.layers[index].ffn.iter();
+        let away = shares.filter(|share| plan.devices.get(share.device as usize) != Some(last));
+        away.map(|share| f64::from(share.clusters.len())).sum()
+    };
+    let (mut none, mut more) = (Vec::new(), Vec::new());
+    for (index, profile) in model.layers.iter().enumerate().take(plan.layers.len()) {
+        match away(index) {
+            0.0 if profile.neurons > 0 => none.push(index),
+            neurons if neurons > (hot * f64::from(profile.neurons)).max(1.0) => more.push(index),
+            _ => {}
+        }
+    }
+    let reason = if hardware.devices.len() == 1 {
+        "there is no other device"
+    } else if none.iter().any(|index| model.layers[*index].whole) {
+        "a mixture of experts is not divided"
+    } else {
+        "no other device has the memory for it or can run such a layer dense, or the share is less than a cluster"
+    };
+    // As it was written: the number comes from an f32.
+    let wanted = format!("hot = {}", hot as f32);
+    let fallback = |what, got: String, reason: String| Fallback { what, wanted: wanted.clone(), got, reason };
+    let lines = [
+        layers(&none, "ffn").map(|what| fallback(what, format!("every neuron on {last}"), reason.to_owned())),
+        layers(&more, "ffn").map(|what| {
+            fallback(
+                what,
+                "a greater share".into(),
+                format!("planner `{}` decided so, and does not say why", plan.planner),
+            )
+        }),
+    ];
+    plan.fallbacks.extend(lines.into_iter().flatten());
+}
+
+/// The device that was asked for has a part of every layer's batches.
+fn hold_prefill(plan: &mut Plan, budget: &Budget) {
+    let Some(asked) = &budget.prefill else { return };
+    let at = plan.devices.iter().position(|device| device == asked);
+    let has = |layer: &LayerPlan| {
+        at.and_then(|at| u32::try_from(at).ok()).is_some_and(|at| match &layer.prefill {
+            Some(prefill) => {
+                let mut shares = prefill.ffn.iter().filter(|share| !share.clusters.is_empty());
+                prefill.attention == at || prefill.projections == at || shares.any(|share| share.device == at)
+            }
+            None => layer.devices().contains(&at),
+        })
+    };
+    let without: Vec<usize> = (0..plan.layers.len()).filter(|index| !has(&plan.layers[*index])).collect();
+    if let Some(what) = layers(&without, "batches") {
+        plan.fallbacks.push(Fallback {
+            what,
+            wanted: asked.clone(),
+            got: "where single tokens run".into(),
+            reason: format!("`{asked}` has not the memory for them, or cannot run them"),
+        });
+    }
 }
 
 /// The device with attention is the one asked for.

@@ -65,6 +65,27 @@ fn what_is_exact_but_not_as_asked_is_a_fallback() {
 }
 
 #[test]
+fn the_share_of_hot_neurons_is_as_asked_or_told() {
+    let hot = |hot| EngineOptions { hot: Some(hot), ..options(SparsityChoice::Auto) };
+    let told = |change: fn(&mut Plan, &Budget), share| {
+        let engine = planned(change, hot(share)).unwrap();
+        engine.plan().fallbacks.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    // The fake planner puts every neuron on the first of two devices.
+    let more = told(|_, _| (), 0.3);
+    assert!(
+        more.len() == 1 && more[0].contains("blk.0-7 ffn: wanted hot = 0.3, got a greater share"),
+        "{more:?}"
+    );
+    assert!(told(|_, _| (), 1.0).is_empty());
+    let cold: fn(&mut Plan, &Budget) =
+        |plan, _| plan.layers.iter_mut().for_each(|layer| layer.ffn[0].device = 1);
+    let none = told(cold, 0.3);
+    assert!(none.len() == 1 && none[0].contains("wanted hot = 0.3, got every neuron on second"), "{none:?}");
+    assert!(told(cold, 0.0).is_empty());
+}
+
+#[test]
 fn a_plan_for_other_hardware_is_refused() {
     let text = refusal(planned(|plan, _| plan.hardware_hash = "other".into(), options(SparsityChoice::Auto)));
     assert!(text.contains("it is for hardware other, not fnv1a-"), "{text}");

@@ -146,8 +146,13 @@ impl Session {
 
     /// After an error the sequence is what it was before the call, however far that came.
     fn or_forget<T>(&mut self, before: usize, result: Result<T>) -> Result<T> {
-        if result.is_err() {
+        if let Err(error) = &result {
             self.forget(before);
+            if error.is_device_lost() {
+                // The device may be at work for ever, on weights where the storage tier has them: those stay until the
+                // program ends.
+                std::mem::forget(self.engine.clone());
+            }
         }
         result
     }

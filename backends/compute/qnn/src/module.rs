@@ -64,7 +64,17 @@ impl Module for QnnModule {
 }
 
 fn options(table: &OptionTable) -> Result<QnnOptions> {
-    QnnOptions::from_table(table, &Config::options_place(PluginKind::Compute, "qnn"))
+    let place = Config::options_place(PluginKind::Compute, "qnn");
+    let options = QnnOptions::from_table(table, &place)?;
+    // The library is not asked: some numbers that it does not know keep it busy for ever.
+    if options.soc != 0 && soc::find(options.soc).is_none() {
+        return Err(Error::invalid(format!(
+            "{place}: soc = {}: no system-on-chip of this number is known; 0 takes the one that the library finds; known: {}",
+            options.soc,
+            soc::names()
+        )));
+    }
+    Ok(options)
 }
 
 /// Opens library and device.

@@ -31,6 +31,12 @@ pub(crate) fn find(number: u32) -> Option<Soc> {
     KNOWN.iter().copied().find(|soc| soc.number == number)
 }
 
+/// Numbers and names of all that are known.
+pub(crate) fn names() -> String {
+    let names: Vec<String> = KNOWN.iter().map(|soc| format!("{} ({})", soc.number, soc.name)).collect();
+    names.join(", ")
+}
+
 impl Soc {
     /// Whether its FullyConnected takes 4-bit codes with a scale per block. An unknown one is not asked: some combinations
     /// end the process instead of being refused.

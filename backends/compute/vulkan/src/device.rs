@@ -230,6 +230,8 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if self.hangs() {
+            // The driver is still at work: its instance stays, too, until the program ends.
+            std::mem::forget(self.instance.clone());
             return;
         }
         // SAFETY: every executable and buffer holds an `Arc` of the device and is gone, and all work was waited for.

@@ -319,7 +319,8 @@ fn two_chips(library: &str) -> Result<(), Failed> {
     let other = open(&with(library, "soc = 30")?)?;
     Layer::linear(&*other, 1, (16, 32), 1)?.run(&*other, 1)?;
     let unknown = open(&with(library, "soc = 9999")?).err();
-    ensure(matches!(&unknown, Some(Error::Unsupported { .. })), unknown)
+    let said = |detail: &str| detail.contains("soc = 9999") && detail.contains("57 (SM8650)");
+    ensure(matches!(&unknown, Some(Error::InvalidArgument { detail }) if said(detail)), unknown)
 }
 
 /// The most that the process's memory may grow over the loads, in KiB: allocators keep what they got, and what is resident
