@@ -95,13 +95,13 @@ options! {
         /// Share of neurons that `threshold` and `bitplane` skip where no neuron is zero by itself (SiLU, GELU); 0 takes
         /// the share that the model was prepared for.
         skip: f32 = 0.0, in 0.0..=0.95;
-        /// Greatest share of every layer's neurons on the devices before the last of [compute] devices, in whole clusters;
+        /// Greatest share of every layer's neurons on the devices before the last that is listed, in whole clusters;
         /// absent is as many as their memory holds.
         hot: Option<f32> = None, in 0.0..=1.0;
-        /// The device that has embedding, attention and KV cache while text is generated, one of [compute] devices;
+        /// The device that has embedding, attention and KV cache while text is generated, one of those listed;
         /// empty lets the planner choose.
         attention: String = String::new();
-        /// The device that runs batches of tokens (the prompt), as much of them as it can, one of [compute] devices; empty
+        /// The device that runs batches of tokens (the prompt), as much of them as it can, one of those listed; empty
         /// lets the planner choose.
         prefill: String = String::new();
     }
