@@ -50,8 +50,13 @@ pub fn probe_main_if_requested() {
     let limit = arguments.next().and_then(|limit| limit.to_str()?.parse::<u32>().ok()).unwrap_or(60_000);
     // SAFETY: sets a timer whose signal ends this process.
     unsafe { libc::alarm(limit.div_ceil(1000) + 1) };
-    let listed =
-        arguments.next().and_then(|json| serde_json::from_str::<Listed>(json.to_str()?).ok()).flatten();
+    let listed = match arguments.next().map(|json| serde_json::from_slice::<Listed>(json.as_encoded_bytes()))
+    {
+        None => None,
+        Some(Ok(listed)) => listed,
+        // Never every driver because something cannot be read.
+        Some(Err(_)) => std::process::exit(2),
+    };
     say(&Line::Stage("while it was loaded".into()));
     let line = match library::open(Path::new(&path)).and_then(|loaded| report(&loaded, listed.as_deref())) {
         Ok(report) => Line::Report(Box::new(report)),

@@ -36,8 +36,12 @@
 //! `libthermocline_placement_NAME.so`). Build it
 //! with `panic = "unwind"`: a panic in any method then becomes [`engine_core::Error::Panicked`] with message and place.
 //! Lists and bindings are checked by engine-core's rules before a method sees them.
+//!
+//! What devices that keep buffers in host memory, or run submissions on a thread of their own, need alike is here, too:
+//! [`buffers`] and [`timeline`].
 
 mod boundary;
+pub mod buffers;
 #[doc(hidden)]
 pub mod cache;
 #[doc(hidden)]
@@ -47,6 +51,7 @@ mod export;
 pub mod planner;
 #[doc(hidden)]
 pub mod storage;
+pub mod timeline;
 
 /// What [`export_plugin!`] expands to; no part of the interface.
 #[doc(hidden)]

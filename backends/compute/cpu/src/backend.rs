@@ -15,11 +15,11 @@ use engine_core::{ComputeBackend, Error, HandleKind, HostSpan, Reached, Result};
 
 use crate::compile::compile;
 use crate::kernels::Kernels;
-use crate::memory::{Budget, Buffers, Reservation};
 use crate::own;
 use crate::pool::{Pool, SPIN};
 use crate::program::{Program, Submission};
-use crate::timeline::Timeline;
+use engine_plugin::buffers::{Budget, Buffers, Reservation};
+use engine_plugin::timeline::Timeline;
 
 /// What a device is opened with.
 pub(crate) struct Setup {

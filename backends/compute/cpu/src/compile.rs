@@ -7,7 +7,6 @@ use engine_core::operation::{
 
 use crate::kernels::format::WeightType;
 use crate::kernels::pointwise;
-use crate::memory::alignment;
 use crate::run::attention::{Attention, KvAppend, KvTransfer, Rope, RopeSource};
 use crate::run::elementwise::{Activate, Binary, Copy, Embed, Norm};
 use crate::run::experts::{Experts, Route, STAGING};
@@ -16,6 +15,7 @@ use crate::run::input::Needs;
 use crate::run::linear::{Linear, Predict};
 use crate::run::planes::PlaneRule;
 use crate::run::{Operand, Weight, index};
+use engine_plugin::buffers::alignment;
 
 /// An operation ready to run.
 #[derive(Clone, Debug)]

@@ -3,14 +3,13 @@
 //! ```text
 //! module    who we are, options                     kernels/  arithmetic, generic over a vector, once per tier
 //! backend   handles, queue thread                   run/      what each thread does for each operation
-//! program   an executable: compile, schedule, memory         pool, threads   who computes, and where
+//! program   an executable: compile, schedule            pool, threads   who computes, and where
 //! own       what each thread may come to hold
 //! ```
 
 mod backend;
 mod compile;
 mod kernels;
-mod memory;
 mod module;
 mod own;
 mod pool;
@@ -20,7 +19,6 @@ mod schedule;
 #[cfg(test)]
 mod tests;
 mod threads;
-mod timeline;
 
 pub use kernels::FEATURES_VARIABLE;
 pub use module::{CpuModule, CpuOptions};

@@ -11,7 +11,6 @@ use crate::compile::{Kind, RopeKey, compile};
 use crate::kernels::Kernels;
 use crate::kernels::rope::frequencies;
 use crate::kernels::simd::BLOCK;
-use crate::memory::{Budget, Buffers, Owned, Place, check_alignment};
 use crate::pool::{Pool, Stopped, Worker};
 use crate::run::attention::{self, RopeTable};
 use crate::run::input::Area;
@@ -19,6 +18,7 @@ use crate::run::{
     Claims, Env, Local, Position, Run, Shared, SharedLayout, elementwise, experts, ffn, index, linear,
 };
 use crate::schedule::{Step, schedule};
+use engine_plugin::buffers::{Budget, Buffers, Owned, Place, check_alignment};
 
 /// The most tokens that a sparse layer handles at a time: its masks take four bytes per neuron and token.
 pub(crate) const SPARSE_TOKENS: usize = 64;

@@ -15,10 +15,10 @@ use engine_core::{ComputeBackend, Error, HandleKind, HostSpan, Reached, Result};
 
 use crate::check::{Form, check};
 use crate::driver::Driver;
-use crate::memory::{Budget, Buffers};
 use crate::program::{Counts, Program, Shared, Submission};
 use crate::store::Store;
-use crate::timeline::Timeline;
+use engine_plugin::buffers::{Budget, Buffers};
+use engine_plugin::timeline::Timeline;
 
 /// What a device is opened with.
 pub(crate) struct Setup {

@@ -7,7 +7,7 @@
 //! check      which operations are known                 emit, graph    from operations to a graph as data
 //! weights    rows in f16, 4 and 8 bits                  store          finished graphs on disk
 //! program    an executable: copies and graphs           run            one submission of it
-//! backend    handles, queue thread                      timeline, memory   values and their errors, buffers
+//! backend    handles, queue thread (buffers and timeline are engine-plugin's)
 //! ```
 
 mod backend;
@@ -18,7 +18,6 @@ mod ffi;
 mod graph;
 mod library;
 mod log;
-mod memory;
 mod module;
 mod program;
 mod quiet;
@@ -26,7 +25,6 @@ mod run;
 mod session;
 mod soc;
 mod store;
-mod timeline;
 mod weights;
 
 pub use module::{QnnModule, QnnOptions};

@@ -14,9 +14,9 @@ use crate::driver::Driver;
 use crate::emit::{Emitted, In, Out, emit, segments};
 use crate::ffi::tensor_type;
 use crate::graph::{Port, Spec};
-use crate::memory::{Budget, Buffers, Owned, Place, Reservation, check_alignment};
 use crate::session::Compiled;
 use crate::store::{Store, Stored};
+use engine_plugin::buffers::{Budget, Buffers, Owned, Place, Reservation, check_alignment};
 
 /// What a device did.
 #[derive(Debug, Default)]

@@ -18,7 +18,7 @@ use crate::device::Device;
 use crate::memory::{Budget, Buffers};
 use crate::pipelines::Pipelines;
 use crate::program::{Program, Shared, Submission};
-use crate::timeline::Timeline;
+use engine_plugin::timeline::Timeline;
 
 struct Task {
     value: TimelineValue,

@@ -6,7 +6,7 @@
 //! kernels    names of the shaders, their codes          pipelines           compiled shaders, cached on disk
 //! check      which operations are known                 emit/               from an operation to dispatches and copies
 //! program    an executable: scratch, staging, commands  record              command buffers with the barriers they need
-//! backend    handles, queue thread                      timeline            values, and the errors that travel with them
+//! backend    handles, queue thread (the timeline is engine-plugin's)
 //! ```
 
 mod backend;
@@ -23,7 +23,6 @@ mod program;
 mod record;
 #[cfg(test)]
 mod tests;
-mod timeline;
 
 pub use module::{VulkanModule, VulkanOptions};
 

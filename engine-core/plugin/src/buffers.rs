@@ -10,7 +10,7 @@ use engine_core::{DType, Error, HandleKind, HostMemory, HostSpan, Result, Tensor
 
 /// Counts bytes against a limit.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub struct Budget {
     limit: u64,
     used: AtomicU64,
     peak: AtomicU64,
@@ -18,19 +18,19 @@ pub(crate) struct Budget {
 
 /// Bytes taken from a budget, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Reservation {
+pub struct Reservation {
     budget: Arc<Budget>,
     bytes: u64,
 }
 
 impl Budget {
     /// A budget of `limit` bytes.
-    pub(crate) fn new(limit: u64) -> Arc<Budget> {
+    pub fn new(limit: u64) -> Arc<Budget> {
         Arc::new(Budget { limit, used: AtomicU64::new(0), peak: AtomicU64::new(0) })
     }
 
     /// Takes `bytes` for `what`.
-    pub(crate) fn reserve(self: &Arc<Budget>, bytes: u64, what: &str) -> Result<Reservation> {
+    pub fn reserve(self: &Arc<Budget>, bytes: u64, what: &str) -> Result<Reservation> {
         let took = self
             .used
             .fetch_update(Relaxed, Relaxed, |used| used.checked_add(bytes).filter(|&n| n <= self.limit));
@@ -40,7 +40,7 @@ impl Budget {
                 Ok(Reservation { budget: self.clone(), bytes })
             }
             Err(used) => Err(Error::out_of_memory(format!(
-                "{what} needs {bytes} bytes; {} of the cpu's {} bytes are left (option `memory_limit`)",
+                "{what} needs {bytes} bytes; {} of the device's {} bytes are left (option `memory_limit`)",
                 self.limit.saturating_sub(used),
                 self.limit
             ))),
@@ -48,7 +48,7 @@ impl Budget {
     }
 
     /// Bytes in use, and the most there ever were.
-    pub(crate) fn used_and_peak(&self) -> (u64, u64) {
+    pub fn used_and_peak(&self) -> (u64, u64) {
         (self.used.load(Relaxed), self.peak.load(Relaxed))
     }
 }
@@ -61,20 +61,20 @@ impl Drop for Reservation {
 
 /// Memory of our own within a budget.
 #[derive(Debug)]
-pub(crate) struct Owned {
+pub struct Owned {
     memory: HostMemory,
     _reservation: Reservation,
 }
 
 impl Owned {
     /// `bytes` zeroed bytes, aligned to a page.
-    pub(crate) fn allocate(budget: &Arc<Budget>, bytes: u64, what: &str) -> Result<Owned> {
+    pub fn allocate(budget: &Arc<Budget>, bytes: u64, what: &str) -> Result<Owned> {
         let reservation = budget.reserve(bytes, what)?;
         Ok(Owned { memory: HostMemory::allocate(bytes)?, _reservation: reservation })
     }
 
     /// First byte.
-    pub(crate) fn address(&self) -> *mut u8 {
+    pub fn address(&self) -> *mut u8 {
         // SAFETY: the memory lives as long as `self`, and its other methods are never used.
         unsafe { self.memory.span() }.address() as *mut u8
     }
@@ -82,7 +82,7 @@ impl Owned {
 
 /// What a handle names.
 #[derive(Debug)]
-pub(crate) struct Buffer {
+pub struct Buffer {
     address: usize,
     bytes: u64,
     writable: bool,
@@ -92,11 +92,11 @@ pub(crate) struct Buffer {
 
 /// A checked place in a buffer, which it keeps alive.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub struct Place {
     /// First byte.
-    pub(crate) address: *mut u8,
+    pub address: *mut u8,
     /// Length of what was checked.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     _buffer: Arc<Buffer>,
 }
 
@@ -107,7 +107,7 @@ unsafe impl Sync for Place {}
 
 /// All buffers of a device.
 #[derive(Debug)]
-pub(crate) struct Buffers {
+pub struct Buffers {
     budget: Arc<Budget>,
     next: AtomicU64,
     table: Mutex<HashMap<u64, Arc<Buffer>>>,
@@ -115,7 +115,7 @@ pub(crate) struct Buffers {
 
 impl Buffers {
     /// No buffers yet.
-    pub(crate) fn new(budget: Arc<Budget>) -> Buffers {
+    pub fn new(budget: Arc<Budget>) -> Buffers {
         Buffers { budget, next: AtomicU64::new(1), table: Mutex::default() }
     }
 
@@ -126,7 +126,7 @@ impl Buffers {
     }
 
     /// See `ComputeBackend::allocate`.
-    pub(crate) fn allocate(&self, bytes: u64) -> Result<BufferId> {
+    pub fn allocate(&self, bytes: u64) -> Result<BufferId> {
         if bytes == 0 {
             return Err(Error::invalid("a buffer of 0 bytes"));
         }
@@ -140,7 +140,7 @@ impl Buffers {
     }
 
     /// See `ComputeBackend::import`.
-    pub(crate) fn import(&self, span: HostSpan) -> Result<BufferId> {
+    pub fn import(&self, span: HostSpan) -> Result<BufferId> {
         if span.is_empty() || span.address() == 0 {
             return Err(Error::invalid("an import of no bytes, or of the null address"));
         }
@@ -152,13 +152,13 @@ impl Buffers {
     }
 
     /// See `ComputeBackend::free`. Work that still uses the buffer keeps its memory.
-    pub(crate) fn free(&self, id: BufferId) -> Result<()> {
+    pub fn free(&self, id: BufferId) -> Result<()> {
         let removed = self.table.lock().unwrap_or_else(PoisonError::into_inner).remove(&id.0);
         removed.map(|_| ()).ok_or(Error::unknown(HandleKind::Buffer, id.0))
     }
 
     /// Checks that a slot of `rows` rows fits where it is bound, and may be written if it is.
-    pub(crate) fn place(&self, slot: &Slot, view: BufferView, rows: u64, written: bool) -> Result<Place> {
+    pub fn place(&self, slot: &Slot, view: BufferView, rows: u64, written: bool) -> Result<Place> {
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let buffer =
             table.get(&view.buffer.0).cloned().ok_or(Error::unknown(HandleKind::Buffer, view.buffer.0))?;
@@ -183,7 +183,7 @@ impl Buffers {
 }
 
 /// Bytes that an address of this type must be a multiple of. Quantised blocks are read byte by byte.
-pub(crate) fn alignment(dtype: DType) -> usize {
+pub fn alignment(dtype: DType) -> usize {
     match dtype {
         DType::F64 | DType::I64 => 8,
         DType::F32 | DType::I32 => 4,
@@ -193,7 +193,7 @@ pub(crate) fn alignment(dtype: DType) -> usize {
 }
 
 /// The address suits the slot's type.
-pub(crate) fn check_alignment(slot: &Slot, address: usize) -> Result<()> {
+pub fn check_alignment(slot: &Slot, address: usize) -> Result<()> {
     let wanted = alignment(slot.tensor.dtype);
     if !address.is_multiple_of(wanted) {
         return Err(Error::invalid(format!(
