@@ -144,7 +144,7 @@ impl Calibrated {
 pub struct Calibration {
     /// What was found out.
     pub calibrated: Calibrated,
-    /// fc1 in F16 and fc2 in Q8_0.
+    /// fc1 and fc2 as they are stored.
     pub trained: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -197,6 +197,7 @@ pub fn calibrate(
             active: seen.activity.active(),
             hottest: seen.activity.hottest(),
             matrices: if network.gate.is_some() { 3 } else { 2 },
+            gate_decides: network.gate.is_some() && network.is_zero_below(),
         };
         let mut told = |share: f64| progress(second + (0.95 - second) * share);
         let trained = predictor::search(&task, train, cancel, &mut told)?;

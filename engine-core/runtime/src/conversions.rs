@@ -136,7 +136,7 @@ fn question(
             OperationKind::Linear { input, weight, bias: None, output, accumulate: false }
         }
         Use::Predictor => {
-            arithmetic.input = Quantization::None;
+            arithmetic.hidden = quantised;
             let (fc1, fc2) = (weight("fc1"), weight("fc2"));
             let mask = list.per_token("mask", SlotRole::Output, DType::U8, SIZE)?;
             OperationKind::Predict { input, fc1, fc2, mask, threshold: 0.0 }

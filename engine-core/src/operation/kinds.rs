@@ -321,7 +321,8 @@ pub enum DownLayout {
 pub enum Selection {
     /// All of them.
     All,
-    /// Those whose byte in `mask` is not 0. U8 `[T x n_ff]`.
+    /// Those whose byte in `mask` is not 0. U8 `[T x n_ff]`. Of these, where the function is zero below zero, up is read
+    /// only where the gate's activation is not zero, and down only where the product is not, as with gate-first.
     Mask(SlotId),
     /// Exact skipping for functions that are zero below zero: gate first, up only where the gate's activation is not
     /// zero, down only where the product is not zero. Equals `All` bit for bit, given finite weights and unquantised

@@ -24,7 +24,7 @@ use crate::gguf::writer::Row;
 use crate::gguf::{Container, GgufFile, Value};
 use crate::model::ModelDescription;
 use crate::{FormatError, Result};
-pub use neurons::{Neurons, Planes, Predictor, hash_of};
+pub use neurons::{Neurons, Planes, Predictor, hash_of, predictor_type};
 pub(crate) use source::{Data, Order, Source};
 pub use types::Types;
 pub use write::{check_target, partial_path};

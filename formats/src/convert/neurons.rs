@@ -49,12 +49,17 @@ pub struct Planes {
     pub down_norm: Vec<f32>,
 }
 
+/// In what a predictor that was trained is stored, by the elements of its rows: F16 where they are no whole blocks.
+pub fn predictor_type(row: u64) -> DType {
+    if DType::Q8_0.row_bytes(row).is_some() { DType::Q8_0 } else { DType::F16 }
+}
+
 /// A low-rank predictor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Predictor {
     /// Rows of fc1, a multiple of 32.
     pub rank: u64,
-    /// `[rank x n_embd]` in F16.
+    /// `[rank x n_embd]` in [`predictor_type`].
     pub fc1: Vec<u8>,
     /// `[n_ff x rank]` in Q8_0, neurons as they are stored in the source.
     pub fc2: Vec<u8>,
@@ -235,12 +240,13 @@ fn predictor_of<'a>(
     let width = up.map_or(0, Tensor::row_elements);
     let wanted =
         |dtype: DType, row: u64, rows: u64| dtype.row_bytes(row).and_then(|bytes| bytes.checked_mul(rows));
-    if wanted(DType::F16, width, rank) != Some(predictor.fc1.len() as u64)
+    let first_type = predictor_type(width);
+    if wanted(first_type, width, rank) != Some(predictor.fc1.len() as u64)
         || wanted(DType::Q8_0, rank, count) != Some(predictor.fc2.len() as u64)
     {
         return Err(refused(file, format!("a predictor of `{first}` whose sizes are not the layer's")));
     }
-    let fc1 = Source::as_stored(Data::Owned(predictor.fc1.clone()), DType::F16, width);
+    let fc1 = Source::as_stored(Data::Owned(predictor.fc1.clone()), first_type, width);
     let mut fc2 = Source::as_stored(Data::Owned(predictor.fc2.clone()), DType::Q8_0, rank);
     fc2.order = Order::Listed(order.clone());
     let tensor = |part: &str, dims, source: Source<'a>| Tensor {

@@ -11,6 +11,7 @@ pub use search::{Task, Trained, search};
 
 use crate::{Result, product};
 use engine_core::DType;
+use formats::convert::predictor_type;
 use formats::quantise::{dequantise, quantise};
 
 /// Ranks are multiples of this, a block of fc2.
@@ -65,14 +66,16 @@ impl Predictor {
         product::by_rows(&inner, &self.fc2, self.rank, out)
     }
 
-    /// fc1 in F16 and fc2 in Q8_0, and the predictor as it is after that.
+    /// Both matrices as they are stored (fc2 in Q8_0, fc1 in [`predictor_type`]), and the predictor as it is after that.
     ///
     /// # Errors
     /// Where a value does not fit.
     pub fn encoded(&self) -> Result<(Vec<u8>, Vec<u8>, Predictor)> {
-        let (fc1, fc2) = (quantise(DType::F16, &self.fc1)?, quantise(DType::Q8_0, &self.fc2)?);
+        let width = self.fc1.len() / self.rank.max(1);
+        let first = predictor_type(width as u64);
+        let (fc1, fc2) = (quantise(first, &self.fc1)?, quantise(DType::Q8_0, &self.fc2)?);
         let mut stored = self.clone();
-        dequantise(DType::F16, &fc1, &mut stored.fc1)?;
+        dequantise(first, &fc1, &mut stored.fc1)?;
         dequantise(DType::Q8_0, &fc2, &mut stored.fc2)?;
         Ok((fc1, fc2, stored))
     }

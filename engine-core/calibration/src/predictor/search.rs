@@ -6,6 +6,7 @@ use super::train::{Examples, train};
 use super::{Labels, Options, Predictor, RANKS};
 use crate::Result;
 use crate::rows::Rows;
+use formats::convert::predictor_type;
 use std::sync::atomic::AtomicBool;
 
 /// Tokens and epochs of the short trainings that compare ranks.
@@ -37,6 +38,8 @@ pub struct Task<'a> {
     pub hottest: f64,
     /// Matrices per neuron.
     pub matrices: usize,
+    /// Whether the others of a neuron are read only where its gate is active.
+    pub gate_decides: bool,
 }
 
 /// A predictor as it is stored, and how it came about.
@@ -44,7 +47,7 @@ pub struct Task<'a> {
 pub struct Trained {
     /// With its threshold; values as they are after storing.
     pub predictor: Predictor,
-    /// fc1 in F16.
+    /// fc1 as it is stored.
     pub fc1: Vec<u8>,
     /// fc2 in Q8_0.
     pub fc2: Vec<u8>,
@@ -92,9 +95,15 @@ pub fn search(
         let predictor = train(&examples, rank, epochs, options.seed, cancel, &mut told)?;
         done += trial;
         let (_, reached) = calibrate(task, &predictor, options)?;
-        let own = rank as f64 * (2.0 * width as f64 + Q8 * task.neurons as f64);
+        let first = predictor_type(width as u64).row_bytes(width as u64).unwrap_or_default();
+        let own = rank as f64 * (first as f64 + Q8 * task.neurons as f64);
         let network = (task.matrices * width * task.neurons) as f64 * Q8;
-        let share = own / network + reached;
+        let matrices = task.matrices as f64;
+        let read = match task.gate_decides {
+            true => (reached + (matrices - 1.0) * reached.min(task.active)) / matrices,
+            false => reached,
+        };
+        let share = own / network + read;
         compared.push((rank, share));
         Ok(share)
     };

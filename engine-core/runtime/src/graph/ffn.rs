@@ -52,7 +52,12 @@ pub(super) fn predict(
         };
         let mask = builder.scratch_of(&name, DType::U8, builder.neurons(index))?;
         let kind = OperationKind::Predict { input, fc1, fc2, mask, threshold };
-        builder.push(format!("blk.{index}.predict"), kind);
+        let arithmetic = Arithmetic {
+            input: builder.activations(Use::Predictor, &[&predictor.fc1]),
+            hidden: builder.activations(Use::Predictor, &[&predictor.fc2]),
+            ..Arithmetic::F32
+        };
+        builder.push_with(format!("blk.{index}.predict"), kind, arithmetic);
         masks.insert(share.device, mask);
     }
     builder.on(placed.attention)?;

@@ -2,6 +2,7 @@
 //!
 //! Scores, their sum and the weighted values each run in the order of positions, whatever the batch or the threads.
 
+use super::matmul::row_sums;
 use super::norm::{load, store, vectors};
 use super::pointwise::soft_cap;
 use super::simd::{LANES, Simd};
@@ -122,8 +123,8 @@ unsafe fn score<S: Simd, const P: usize>(s: S, job: &Head, first: usize) {
                 sums[p] = s.fma(q, s.load_f16_part(key(p, d), len), sums[p]);
             }
         }
-        for p in 0..P {
-            *job.scores.add(first + p) = s.sum(sums[p]);
+        for (p, sum) in row_sums(s, sums).into_iter().enumerate() {
+            *job.scores.add(first + p) = sum;
         }
     }
 }

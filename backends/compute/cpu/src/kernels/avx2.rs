@@ -180,6 +180,19 @@ impl<D: BytesDot> Simd for Vectors<D> {
         })
     }
     #[inline(always)]
+    fn sums(self, v: [__m256; 4]) -> [f32; 4] {
+        wide!({
+            let [a, b, c, d] =
+                v.map(|v| _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)));
+            let [ab, cd] =
+                [(a, b), (c, d)].map(|(a, b)| _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b)));
+            let sums = _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
+            let mut out = [0.0f32; 4];
+            _mm_storeu_ps(out.as_mut_ptr(), sums);
+            out
+        })
+    }
+    #[inline(always)]
     fn max_lane(self, a: __m256) -> f32 {
         wide!({
             let four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));

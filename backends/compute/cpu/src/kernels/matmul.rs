@@ -122,6 +122,43 @@ impl Matmul<'_> {
             *out = if self.accumulate { *out + value } else { value };
         }
     }
+
+    /// Stores four output elements of the first token.
+    ///
+    /// # Safety
+    /// `out` and `bias` have the elements.
+    #[inline(always)]
+    unsafe fn put_four(&self, rows: [usize; 4], mut values: [f32; 4]) {
+        let Rows::Range(..) = self.rows else {
+            // SAFETY: the caller's promise.
+            return rows.into_iter().zip(values).for_each(|(row, value)| unsafe { self.put(row, 0, value) });
+        };
+        let add = |values: &mut [f32; 4], from: *const f32| {
+            // SAFETY: rows of a range follow each other, and whatever is read here has all of them.
+            let from = unsafe { from.add(rows[0]).cast::<[f32; 4]>().read_unaligned() };
+            values.iter_mut().zip(from).for_each(|(value, x)| *value += x);
+        };
+        if !self.bias.is_null() {
+            add(&mut values, self.bias);
+        }
+        if self.accumulate {
+            add(&mut values, self.out);
+        }
+        // SAFETY: as above.
+        unsafe { self.out.add(rows[0]).cast::<[f32; 4]>().write_unaligned(values) };
+    }
+}
+
+/// The sums of some rows' lanes.
+#[inline(always)]
+pub(super) fn row_sums<S: Simd, const R: usize>(s: S, sums: [S::V; R]) -> [f32; R] {
+    match sums.first_chunk::<4>() {
+        Some(&four) if R == 4 => {
+            let four = s.sums(four);
+            std::array::from_fn(|r| four[r])
+        }
+        _ => sums.map(|v| s.sum(v)),
+    }
 }
 
 /// One thread's unpacked rows, kept between calls.
@@ -279,7 +316,7 @@ unsafe fn dot_f32<S: Simd, F: Format, const R: usize>(
             done += part;
         }
     }
-    sums.map(|v| s.sum(v))
+    row_sums(s, sums)
 }
 
 #[inline(always)]
@@ -293,9 +330,7 @@ unsafe fn one_token_f32<S: Simd, F: Format>(s: S, job: &Matmul<'_>, x: *const f3
             let rows = [job.rows.get(i), job.rows.get(i + 1), job.rows.get(i + 2), job.rows.get(i + 3)];
             let sums =
                 dot_f32::<S, F, 4>(s, rows.map(|r| job.weight.row(r)), Ahead::of(job, i + ahead), x, n);
-            for (row, sum) in rows.into_iter().zip(sums) {
-                job.put(row, 0, sum);
-            }
+            job.put_four(rows, sums);
             i += 4;
         }
         while i < count {
@@ -336,7 +371,7 @@ unsafe fn dot_int8<S: Simd, F: IntegerFormat, const R: usize>(
             }
         }
     }
-    sums.map(|v| s.sum(v))
+    row_sums(s, sums)
 }
 
 #[inline(always)]
@@ -360,9 +395,7 @@ unsafe fn one_token_int8<S: Simd, F: IntegerFormat>(
             } else {
                 dot_int8::<S, F, 4>(s, starts, next, codes, scales, n)
             };
-            for (row, sum) in rows.into_iter().zip(sums) {
-                job.put(row, 0, sum);
-            }
+            job.put_four(rows, sums);
             i += 4;
         }
         while i < count {
@@ -393,9 +426,7 @@ unsafe fn one_token_planes<S: Simd>(s: S, job: &Matmul<'_>, codes: *const i8, sc
             let next = std::array::from_fn(|r| job.place(i + ahead + r));
             let next = (next, matches!(job.rows, Rows::Range(..)));
             let sums = planes::dot_four(s, rows.map(|r| job.weight.row(r)), next, codes, scales, n);
-            for (row, sum) in rows.into_iter().zip(sums) {
-                job.put(row, 0, sum);
-            }
+            job.put_four(rows, sums);
             i += 4;
         }
         while i < count {

@@ -187,5 +187,5 @@ pub(super) unsafe fn dot_four<S: Simd>(
         }
     }
     let ([a, b], [c, d]) = (w.split(sums[0]), w.split(sums[1]));
-    [s.sum(a), s.sum(b), s.sum(c), s.sum(d)]
+    s.sums([a, b, c, d])
 }

@@ -89,6 +89,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn exp2_int(self, n: Self::V) -> Self::V;
     /// The sum of the lanes as `((0+4)+(2+6)) + ((1+5)+(3+7))`.
     fn sum(self, a: Self::V) -> f32;
+    /// The sums of four vectors, each as [`Simd::sum`] has it.
+    #[inline(always)]
+    fn sums(self, v: [Self::V; 4]) -> [f32; 4] {
+        v.map(|v| self.sum(v))
+    }
     /// The largest lane.
     fn max_lane(self, a: Self::V) -> f32;
 

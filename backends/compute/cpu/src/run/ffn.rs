@@ -19,6 +19,9 @@ use crate::pool::Stopped;
 use engine_core::ClusterRange;
 use engine_core::operation::{Activation, DownLayout};
 
+/// Most bytes of a matrix that a thread claims of a sparse layer at once.
+const SPARSE_PART: usize = 512 * 1024;
+
 /// Who takes part, beside the active ranges.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Select {
@@ -114,6 +117,9 @@ impl Layer<'_> {
         let (run, op) = (self.run, self.op);
         let neurons = op.up.operand.rows;
         let mut grain = run.grain(neurons, op.up.operand.columns * 4, self.tokens);
+        if !self.dense && self.tokens == 1 {
+            grain = grain.max(self.sparse_grain());
+        }
         if let (Select::Planes(rule), 1) = (&op.select, self.tokens) {
             grain = grain.min(rule.chunk(op));
         }
@@ -129,6 +135,16 @@ impl Layer<'_> {
             DownLayout::NeuronRows => self.down_by_neurons(hidden, local),
         }
         Ok(())
+    }
+
+    /// Neurons to claim at a time where some are skipped. What is listed of a small part are a few rows, and each list
+    /// begins with waiting for its first ones; so parts are as large as keeps all threads busy, up to what a second-level
+    /// cache holds of a matrix. Neurons at the front, where a prepared layer has the most active ones, are claimed first.
+    fn sparse_grain(&self) -> usize {
+        let threads = self.run.worker.threads;
+        let parts = if threads == 1 { 1 } else { 2 * threads };
+        let up = &self.op.up.operand;
+        up.rows.div_ceil(parts).min(SPARSE_PART / up.stride.max(1)).next_multiple_of(4)
     }
 
     pub(super) fn stride(&self) -> usize {
@@ -249,20 +265,7 @@ impl Layer<'_> {
         // tokens' lists.
         local.list.clear();
         if let Select::Mask(mask) = &op.select {
-            for i in active.iter().cloned().flatten() {
-                let mut any = false;
-                for t in 0..self.tokens {
-                    // SAFETY: the mask has a byte per neuron and token.
-                    if unsafe { *self.run.env.row(mask, self.first + t).add(i) } != 0 {
-                        any = true;
-                        // SAFETY: as above.
-                        unsafe { *self.keep(t).add(i) = u32::MAX };
-                    }
-                }
-                if any {
-                    local.list.push(i as u32);
-                }
-            }
+            self.keep_by_mask(mask, &active, &mut local.list);
         }
         if let Select::Planes(rule) = &op.select {
             self.keep_by_planes(rule, chunk.clone(), &active, local);
@@ -285,7 +288,9 @@ impl Layer<'_> {
             self.activate(op.function, self.hidden(t).wrapping_add(start), len);
         }
         match op.select {
-            Select::Planes(_) if op.function.is_zero_below() => self.drop_zero_gates(&mut local.list),
+            Select::Planes(_) | Select::Mask(_) if self.drops_zero_gates() => {
+                self.drop_zero_gates(&mut local.list);
+            }
             Select::Planes(_) | Select::Mask(_) => {}
             _ => self.keep_by_gate(&active, &mut local.list),
         }
@@ -301,7 +306,11 @@ impl Layer<'_> {
                 unsafe { (self.run.kernels.multiply)(h, up, h, len) };
             }
         }
-        let skips_zero = matches!(op.select, Select::GateFirst | Select::Threshold(_) | Select::Planes(_));
+        let skips_zero = match op.select {
+            Select::GateFirst | Select::Threshold(_) | Select::Planes(_) => true,
+            Select::Mask(_) => op.function.is_zero_below(),
+            Select::All => false,
+        };
         for t in 0..self.tokens {
             // SAFETY: the chunk lies within the shared rows, and this thread alone has it.
             let (hidden, keep) = unsafe {
@@ -316,6 +325,33 @@ impl Layer<'_> {
                 *keep &= u32::from(!(skips_zero & (*h == 0.0))).wrapping_neg();
             }
         }
+    }
+
+    /// Marks the active neurons that the mask names; `union` gets those of any token.
+    fn keep_by_mask(&self, mask: &Operand, active: &[Range<usize>], union: &mut Vec<u32>) {
+        for range in active {
+            for t in 0..self.tokens {
+                // SAFETY: the mask has a byte per neuron and token, the shared rows a mark, and this thread alone has the
+                // range.
+                let (mask, keep) = unsafe {
+                    let mask = self.run.env.row(mask, self.first + t).add(range.start);
+                    (
+                        std::slice::from_raw_parts(mask, range.len()),
+                        std::slice::from_raw_parts_mut(self.keep(t).add(range.start), range.len()),
+                    )
+                };
+                // As good as random, so without branches.
+                keep.iter_mut()
+                    .zip(mask)
+                    .for_each(|(keep, &byte)| *keep = u32::from(byte != 0).wrapping_neg());
+            }
+        }
+        self.list_kept(active, union);
+    }
+
+    /// Whether a neuron that was selected before its gate was known takes no part where its activated gate is zero.
+    fn drops_zero_gates(&self) -> bool {
+        self.op.gate.is_some() && self.op.function.is_zero_below()
     }
 
     /// Lists the marked neurons of any token.

@@ -215,19 +215,22 @@ impl Layer<'_> {
 
     /// Takes out of the kept neurons those whose gate is zero after all; `list` keeps those of any token.
     pub(super) fn drop_zero_gates(&self, list: &mut Vec<u32>) {
-        list.retain(|&i| {
-            let mut any = false;
+        let mut count = 0;
+        for at in 0..list.len() {
+            let i = list[at];
+            let mut any = 0;
             for t in 0..self.tokens {
                 // SAFETY: the neuron lies within the shared rows.
                 unsafe {
                     let keep = self.keep(t).add(i as usize);
-                    if *keep != 0 && *self.hidden(t).add(i as usize) == 0.0 {
-                        *keep = 0;
-                    }
-                    any |= *keep != 0;
+                    // A mark is all ones. As good as random, so without branches.
+                    *keep &= u32::from(*self.hidden(t).add(i as usize) != 0.0).wrapping_neg();
+                    any |= *keep;
                 }
             }
-            any
-        });
+            list[count] = i;
+            count += usize::from(any != 0);
+        }
+        list.truncate(count);
     }
 }

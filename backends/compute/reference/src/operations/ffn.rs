@@ -137,7 +137,8 @@ impl Neuron<'_> {
 
     /// Where the selection skips, drops what is at most `threshold` in magnitude (NaN stays).
     fn drop_inactive(&self, h: &mut Hidden, threshold: f64) {
-        let zeros = matches!(self.ffn.selection, Selection::Bitplane(_)) && self.ffn.function.is_zero_below();
+        let known_before = matches!(self.ffn.selection, Selection::Bitplane(_) | Selection::Mask(_));
+        let zeros = known_before && self.ffn.function.is_zero_below();
         if zeros || matches!(self.ffn.selection, Selection::GateFirst | Selection::Threshold(_)) {
             for h in h.iter_mut() {
                 *h = h.filter(|x| x.is_nan() || x.abs() > threshold);

@@ -44,6 +44,7 @@ impl Emitter<'_> {
         let (gate_bias, up_bias) = (place(ffn.gate_bias)?, place(ffn.up_bias)?);
         let drop = match ffn.selection {
             Selection::GateFirst => Some(0.0f32),
+            Selection::Mask(_) if ffn.function.is_zero_below() => Some(0.0f32),
             Selection::Threshold(threshold) => Some(threshold),
             _ => None,
         };

@@ -31,6 +31,8 @@ use std::process::ExitCode;
 
 /// Tokens that source and result are compared on.
 const COMPARED: usize = 128;
+/// Another one whenever what is kept of a layer changes its meaning.
+const KEPT: &str = "layers 2";
 /// Tokens that are profiled where nobody says how many, and those that predictors are trained on.
 const PROFILED: u64 = 20_000;
 const TRAINED: u64 = 60_000;
@@ -100,7 +102,11 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
         texts: &lengths,
         in_planes,
         options,
-        key: digest(&[recording.key(), &format!("{:?} {in_planes:?} {options:?} {unsorted:?}", hashes.1)]),
+        key: digest(&[
+            recording.key(),
+            KEPT,
+            &format!("{:?} {in_planes:?} {options:?} {unsorted:?}", hashes.1),
+        ]),
         threads: threads(args.size.threads),
     };
     let done = work.done();
