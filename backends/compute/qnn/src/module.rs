@@ -14,6 +14,7 @@ use crate::check::Form;
 use crate::driver::Driver;
 use crate::ffi;
 use crate::library::{self, Library};
+use crate::log;
 use crate::soc::{self, Soc};
 use crate::store::{Store, Target};
 use engine_plugin::machine::{self, Roots};
@@ -147,6 +148,7 @@ fn describe(library: &Library, options: &QnnOptions) -> DeviceDescription {
                 .into(),
         );
     }
+    notes.extend(log::printed_note());
     if EMULATED {
         notes.push("emulated on this processor: results are the NPU's, times say nothing about one".into());
     }
