@@ -146,7 +146,7 @@ fn plugins_with_options_of_the_config() {
     let doctor = with(wrong, &["doctor"]);
     assert_eq!(doctor.code, 1, "{}", doctor.stdout);
     for wanted in [
-        "no devices: [compute.options.cpu]: unknown key `thread`; did you mean `threads`?",
+        "no devices: configuration: [compute.options.cpu]: unknown key `thread`; did you mean `threads`?",
         "problem: [compute.options.cpu]: unknown key `thread`",
         "problem: [storage.options.ram]: `threads` is \"many\"",
     ] {
