@@ -77,7 +77,7 @@ fn main() -> ExitCode {
         let library = standin.clone();
         trials.push(scenario(
             *name,
-            *setting,
+            setting,
             if *needs_library { library.and_then(with_real) } else { library },
         ));
     }
