@@ -4,7 +4,7 @@ use crate::adapter::{self, Device, Placer, Policy, Tier};
 use crate::builtin::Checked;
 use crate::library::{self, Door, Loaded, Table};
 use crate::probe::{self, Report};
-use crate::search::{self, Candidate, Environment, Identity, Source};
+use crate::search::{self, Candidate, Environment, Identity, Listed, Source};
 use crate::{LoadError, Tried};
 use engine_core::backend::DeviceDescription;
 use engine_core::config::{Config, Plugins};
@@ -156,12 +156,14 @@ impl Entry {
 pub struct Catalogue {
     entries: Vec<Entry>,
     tried: Vec<Tried>,
+    listed: Listed,
 }
 
 pub(crate) fn discover(plugins: &Plugins, config_dir: &Path, environment: &Environment) -> Catalogue {
     let found = search::search(plugins, config_dir, environment);
     let timeout = Duration::from_millis(plugins.probe_timeout_ms.into());
-    let probed = probe_all(&found.candidates, environment, timeout);
+    let listed = Listed::of(environment);
+    let probed = probe_all(&found.candidates, environment.probe.as_deref(), &listed, timeout);
     let mut entries: Vec<Entry> = found
         .dead_ends
         .into_iter()
@@ -170,7 +172,7 @@ pub(crate) fn discover(plugins: &Plugins, config_dir: &Path, environment: &Envir
     for (candidate, (probed, probe_time)) in found.candidates.into_iter().zip(probed) {
         entries.push(judge(candidate, probed, probe_time));
     }
-    let mut catalogue = Catalogue { entries, tried: found.tried };
+    let mut catalogue = Catalogue { entries, tried: found.tried, listed };
     catalogue.settle();
     for entry in &catalogue.entries {
         if let Standing::Refused { reason } = &entry.standing {
@@ -183,8 +185,12 @@ pub(crate) fn discover(plugins: &Plugins, config_dir: &Path, environment: &Envir
 type Probed = (Result<Report, String>, Duration);
 
 /// Probes all candidates, several at a time: each is mostly the start of a process.
-fn probe_all(candidates: &[Candidate], environment: &Environment, timeout: Duration) -> Vec<Probed> {
-    let (program, listed) = (environment.probe.as_deref(), environment.listed.as_deref());
+fn probe_all(
+    candidates: &[Candidate],
+    program: Option<&Path>,
+    listed: &Listed,
+    timeout: Duration,
+) -> Vec<Probed> {
     let one = |candidate: &Candidate| {
         let start = Instant::now();
         let report = match (&candidate.refused, program) {
@@ -246,7 +252,7 @@ fn judge(candidate: Candidate, probed: Result<Report, String>, probe_time: Durat
 impl Catalogue {
     /// A catalogue without plug-ins, for [`Catalogue::register_builtin`].
     pub fn empty() -> Catalogue {
-        Catalogue { entries: Vec::new(), tried: Vec::new() }
+        Catalogue { entries: Vec::new(), tried: Vec::new(), listed: Listed::of(&Environment::default()) }
     }
 
     /// Everything that was found, in the order of the search.
@@ -282,15 +288,19 @@ impl Catalogue {
     pub fn register_builtin(&mut self, module: Box<dyn ComputeModule>) {
         let mut entry = Entry::new(Origin::Linked, Source::Linked, Standing::Chosen);
         entry.kind = Some(PluginKind::Compute);
-        entry.info = Some(module.info());
-        entry.schema = Some(module.schema());
+        let (info, schema) = (module.info(), module.schema());
+        let options = self.listed.options_of(&info.name);
+        let place = Config::options_place(PluginKind::Compute, &info.name);
         entry.door = Some(Door::Linked);
         entry.abi = Some((engine_abi::ABI_MAJOR, engine_abi::ABI_MINOR));
-        match module.devices(&OptionTable::new()) {
-            Ok(devices) if devices.is_empty() => entry.no_devices = Some(module.why_none()),
-            Ok(devices) => entry.devices = devices,
-            Err(error) => entry.no_devices = Some(error.to_string()),
+        let list = |options| schema.validate(&options, &place).and_then(|()| module.devices(&options));
+        match options.map(list) {
+            None => {}
+            Some(Ok(devices)) if devices.is_empty() => entry.no_devices = Some(module.why_none()),
+            Some(Ok(devices)) => entry.devices = devices,
+            Some(Err(error)) => entry.no_devices = Some(error.to_string()),
         }
+        (entry.info, entry.schema) = (Some(info), Some(schema));
         entry.linked = Some(Linked(module));
         let explicit = |e: &Entry| matches!(e.source, Source::Config | Source::Environment);
         // Behind the last of them: entries begin with what was no library, from all sources.
@@ -441,7 +451,11 @@ impl Catalogue {
         let loaded = self.load(self.prepare(kind, name, options)?, kind, name)?;
         let Table::Storage(table) = loaded.table else { return Err(self.not_found(kind, name)) };
         let failed = |source| LoadError::Open { kind, name: name.to_owned(), source };
-        Ok(Arc::new(Tier::open(table, &plugin_name(kind, name), options).map_err(failed)?))
+        let tier = Tier::open(table, &plugin_name(kind, name), options).map_err(failed)?;
+        for note in &tier.describe().notes {
+            tracing::info!("{}: {note}", plugin_name(kind, name));
+        }
+        Ok(Arc::new(tier))
     }
 
     /// Opens a cache policy.

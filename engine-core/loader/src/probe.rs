@@ -1,11 +1,13 @@
 //! Trying a library in a child process: a crash, an exit or an endless loop in it costs nobody else anything.
 
 use crate::library::{self, Door, Loaded, Table};
+use crate::search::{Environment, Listed};
 use crate::{adapter, manifest::one_line};
 use engine_abi::convert;
 use engine_core::backend::DeviceDescription;
+use engine_core::config::Config;
 use engine_core::module::{PluginInfo, PluginKind};
-use engine_core::options::{OptionTable, Schema};
+use engine_core::options::Schema;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -52,13 +54,13 @@ pub fn probe_main_if_requested() {
     unsafe { libc::alarm(limit.div_ceil(1000) + 1) };
     let listed = match arguments.next().map(|json| serde_json::from_slice::<Listed>(json.as_encoded_bytes()))
     {
-        None => None,
+        None => Listed::of(&Environment::default()),
         Some(Ok(listed)) => listed,
         // Never every driver because something cannot be read.
         Some(Err(_)) => std::process::exit(2),
     };
     say(&Line::Stage("while it was loaded".into()));
-    let line = match library::open(Path::new(&path)).and_then(|loaded| report(&loaded, listed.as_deref())) {
+    let line = match library::open(Path::new(&path)).and_then(|loaded| report(&loaded, &listed)) {
         Ok(report) => Line::Report(Box::new(report)),
         Err(reason) => Line::Refused(reason),
     };
@@ -98,27 +100,22 @@ fn say(line: &Line) {
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
 }
 
-/// Compute plug-ins whose devices are listed, with their options; nothing for all of them.
-type Listed = Option<Vec<(String, OptionTable)>>;
-
-/// The options that a plug-in's devices are listed with; `None` where they are not.
-fn options_of(info: &str, listed: Option<&[(String, OptionTable)]>) -> Option<OptionTable> {
-    let Some(listed) = listed else { return Some(OptionTable::new()) };
-    let info = convert::info_from_json(info).ok()?;
-    listed.iter().find(|(name, _)| *name == info.name).map(|(_, options)| options.clone())
-}
-
-fn report(loaded: &Loaded, listed: Option<&[(String, OptionTable)]>) -> Result<RawReport, String> {
+fn report(loaded: &Loaded, listed: &Listed) -> Result<RawReport, String> {
     let words = |what: &str, error: engine_core::Error| format!("fails to state its {what}: {error}");
     say(&Line::Stage("while it stated what it is".into()));
     let info = loaded.info_json().map_err(|error| words("name", error))?;
     let schema = loaded.schema_json().map_err(|error| words("options", error))?;
     let (mut devices, mut why_none) = (None, None);
     if let Table::Compute(table) = &loaded.table
-        && let Some(options) = options_of(&info, listed)
+        && let Ok(PluginInfo { name, .. }) = convert::info_from_json(&info)
+        && let Some(options) = listed.options_of(&name)
     {
         say(&Line::Stage("while it listed its devices".into()));
-        let list = adapter::devices(table, "it", &options);
+        // What the schema refuses never gets to the plug-in, as when a device is opened. A schema that cannot be read is the
+        // other process's to refuse.
+        let place = Config::options_place(PluginKind::Compute, &name);
+        let sound = Schema::from_json(&schema).map_or(Ok(()), |schema| schema.validate(&options, &place));
+        let list = sound.and_then(|()| adapter::devices(table, "it", &options));
         if list.as_ref().is_ok_and(Vec::is_empty) {
             why_none = adapter::why_none(table, "it").ok();
         }
@@ -171,10 +168,10 @@ impl Report {
 pub(crate) fn probe(
     program: &Path,
     library: &Path,
-    listed: Option<&[(String, OptionTable)]>,
+    listed: &Listed,
     timeout: Duration,
 ) -> Result<Report, String> {
-    let listed = serde_json::to_string(&listed)
+    let listed = serde_json::to_string(listed)
         .map_err(|error| format!("cannot be probed: its options are no JSON: {error}"))?;
     let deadline = Instant::now() + timeout;
     let mut child = Command::new(program)

@@ -4,6 +4,7 @@ use crate::error::Tried;
 use crate::manifest::{self, Manifest};
 use engine_core::config::Plugins;
 use engine_core::options::OptionTable;
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::Metadata;
@@ -51,8 +52,10 @@ pub struct Environment {
     /// The program that probes libraries; see [`crate::probe_main_if_requested`]. Without one, no library is loaded.
     pub probe: Option<PathBuf>,
     /// The compute plug-ins whose devices are listed while they are probed, each with its options: opening a driver takes
-    /// time, and may go wrong. `None` lists those of all, with default options.
+    /// time, and may go wrong. `None` lists those of all, with [`Environment::options`].
     pub listed: Option<Vec<(String, OptionTable)>>,
+    /// Options of compute plug-ins where the devices of all are listed; those that are not here have their defaults.
+    pub options: Vec<(String, OptionTable)>,
 }
 
 impl Environment {
@@ -78,7 +81,30 @@ impl Environment {
             probe: probe_program(program_folder.as_deref()),
             program_folder,
             listed: None,
+            options: Vec::new(),
         }
+    }
+}
+
+/// The compute plug-ins whose devices are listed: what a probe is asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Listed {
+    /// Those that `options` does not name as well, with their defaults.
+    others: bool,
+    options: Vec<(String, OptionTable)>,
+}
+
+impl Listed {
+    /// As the environment says.
+    pub(crate) fn of(environment: &Environment) -> Listed {
+        let options = environment.listed.as_ref().unwrap_or(&environment.options).clone();
+        Listed { others: environment.listed.is_none(), options }
+    }
+
+    /// The options that a plug-in's devices are listed with; `None` where they are not.
+    pub(crate) fn options_of(&self, name: &str) -> Option<OptionTable> {
+        let named = self.options.iter().find(|(plugin, _)| plugin == name).map(|(_, options)| options);
+        named.cloned().or_else(|| self.others.then(OptionTable::new))
     }
 }
 

@@ -38,7 +38,7 @@
 //! Lists and bindings are checked by engine-core's rules before a method sees them.
 //!
 //! What devices that keep buffers in host memory, or run submissions on a thread of their own, need alike is here, too:
-//! [`buffers`] and [`timeline`].
+//! [`buffers`] and [`queue`]; and [`machine`] says how much memory there is.
 
 mod boundary;
 pub mod buffers;
@@ -47,11 +47,13 @@ pub mod cache;
 #[doc(hidden)]
 pub mod compute;
 mod export;
+pub mod machine;
 #[doc(hidden)]
 pub mod planner;
+pub mod queue;
 #[doc(hidden)]
 pub mod storage;
-pub mod timeline;
+mod timeline;
 
 /// What [`export_plugin!`] expands to; no part of the interface.
 #[doc(hidden)]

@@ -20,7 +20,7 @@ struct State {
 
 /// Values `1..=submitted`, reached in order.
 #[derive(Debug, Default)]
-pub struct Timeline {
+pub(crate) struct Timeline {
     state: Mutex<State>,
     changed: Condvar,
     /// As in the state, for threads that spin.
@@ -36,7 +36,7 @@ const EARLY: Duration = Duration::from_micros(60);
 
 impl Timeline {
     /// A timeline on which nothing was submitted; a thread that waits `spins` near the expected end, or sleeps only.
-    pub fn new(spins: bool) -> Timeline {
+    pub(crate) fn new(spins: bool) -> Timeline {
         Timeline { spins, ..Timeline::default() }
     }
 
@@ -45,7 +45,7 @@ impl Timeline {
     }
 
     /// The next value; `enqueue` is called with it under the lock, so that the queue has the timeline's order.
-    pub fn submit(&self, enqueue: impl FnOnce(TimelineValue) -> Result<()>) -> Result<TimelineValue> {
+    pub(crate) fn submit(&self, enqueue: impl FnOnce(TimelineValue) -> Result<()>) -> Result<TimelineValue> {
         let mut state = self.state();
         let value = TimelineValue(state.submitted + 1);
         enqueue(value)?;
@@ -54,7 +54,7 @@ impl Timeline {
     }
 
     /// The value was given out.
-    pub fn check(&self, value: TimelineValue) -> Result<()> {
+    pub(crate) fn check(&self, value: TimelineValue) -> Result<()> {
         if value.0 == 0 || value.0 > self.state().submitted {
             return Err(Error::unknown(HandleKind::TimelineValue, value.0));
         }
@@ -62,12 +62,12 @@ impl Timeline {
     }
 
     /// The error of a value that was reached and failed.
-    pub fn failure(&self, value: TimelineValue) -> Option<Error> {
+    pub(crate) fn failure(&self, value: TimelineValue) -> Option<Error> {
         self.state().failures.get(&value.0).cloned()
     }
 
     /// Marks a value as reached.
-    pub fn reach(&self, value: TimelineValue, result: Result<()>) {
+    pub(crate) fn reach(&self, value: TimelineValue, result: Result<()>) {
         let mut state = self.state();
         // The submitter may not have left `submit` yet; it holds the lock until the value counts as submitted.
         state.reached = value.0;
@@ -84,7 +84,7 @@ impl Timeline {
     }
 
     /// See `ComputeBackend::wait`.
-    pub fn wait(&self, value: TimelineValue, timeout: Duration) -> Result<Reached> {
+    pub(crate) fn wait(&self, value: TimelineValue, timeout: Duration) -> Result<Reached> {
         let start = Instant::now();
         let deadline = start.checked_add(timeout);
         let expected = Duration::from_nanos(self.last_wait.load(Relaxed));

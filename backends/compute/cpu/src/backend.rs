@@ -1,17 +1,14 @@
 //! The CPU device: buffers, executables and a queue thread that runs submissions in order on the pool.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine_core::backend::{
     Bindings, BufferId, BufferUse, Counter, DeviceDescription, ExecutableId, Support, TimelineValue,
 };
 use engine_core::operation::{OperationKind, OperationList};
-use engine_core::{ComputeBackend, Error, HandleKind, HostSpan, Reached, Result};
+use engine_core::{ComputeBackend, HostSpan, Reached, Result};
 
 use crate::compile::compile;
 use crate::kernels::Kernels;
@@ -19,7 +16,7 @@ use crate::own;
 use crate::pool::{Pool, SPIN};
 use crate::program::{Program, Submission};
 use engine_plugin::buffers::{Budget, Buffers, Reservation};
-use engine_plugin::timeline::Timeline;
+use engine_plugin::queue::{Executables, Queue, Style};
 
 /// What a device is opened with.
 pub(crate) struct Setup {
@@ -31,12 +28,6 @@ pub(crate) struct Setup {
     pub(crate) memory_limit: u64,
 }
 
-struct Task {
-    value: TimelineValue,
-    submission: Submission,
-    waits: Vec<TimelineValue>,
-}
-
 /// A prepared list, and what its threads may come to hold for it.
 struct Executable {
     program: Arc<Program>,
@@ -46,18 +37,15 @@ struct Executable {
 /// The device.
 pub(crate) struct CpuBackend {
     description: DeviceDescription,
+    /// Before what its submissions use: dropping it runs them.
+    queue: Queue<Submission>,
     threads: usize,
     budget: Arc<Budget>,
     buffers: Buffers,
-    executables: Mutex<HashMap<u64, Executable>>,
-    next_executable: AtomicU64,
-    timeline: Arc<Timeline>,
+    executables: Executables<Executable>,
     executed: Arc<AtomicU64>,
     /// Bytes of weights that were multiplied.
     read: Arc<AtomicU64>,
-    /// Dropped first, which ends the queue thread once it has run what was submitted.
-    queue: Option<Sender<Task>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl CpuBackend {
@@ -66,79 +54,32 @@ impl CpuBackend {
         let budget = Budget::new(setup.memory_limit);
         // A waiting thread may spin where the pool leaves it a processor.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let timeline = Arc::new(Timeline::new(setup.threads < processors));
+        let waiters_spin = setup.threads < processors;
         let executed = Arc::new(AtomicU64::new(0));
         let read = Arc::new(AtomicU64::new(0));
-        let (queue, tasks) = channel();
-        let (ready, started) = channel();
         let (threads, processors, pin, kernels) = (setup.threads, setup.processors, setup.pin, setup.kernels);
-        let (their_timeline, their_counts) = (timeline.clone(), (executed.clone(), read.clone()));
-        let thread = std::thread::Builder::new()
-            .name("cpu-0".into())
-            .spawn(move || match Pool::new(threads, &processors, pin) {
-                Ok(pool) => {
-                    let _ = ready.send(Ok(()));
-                    serve(&tasks, &pool, kernels, &their_timeline, (&their_counts.0, &their_counts.1));
-                }
-                Err(error) => {
-                    let _ = ready.send(Err(error));
-                }
+        let (their_executed, their_read) = (executed.clone(), read.clone());
+        // The queue's thread is the pool's first.
+        let begin = move || {
+            let pool = Pool::new(threads, &processors, pin)?;
+            Ok(move |submission: Submission| {
+                their_executed.fetch_add(1, Relaxed);
+                let result = submission.run(&pool, kernels);
+                their_read.fetch_add(submission.take_read(), Relaxed);
+                result
             })
-            .map_err(|e| Error::out_of_memory(format!("the cpu backend's queue thread: {e}")))?;
-        started
-            .recv()
-            .unwrap_or_else(|_| Err(Error::internal("the cpu backend's queue thread ended at once")))?;
+        };
+        let queue = Queue::start(Style { device: "cpu", thread: "cpu-0", spin: SPIN, waiters_spin }, begin)?;
         Ok(CpuBackend {
             description: setup.description,
             threads,
             buffers: Buffers::new(budget.clone()),
             budget,
-            executables: Mutex::default(),
-            next_executable: AtomicU64::new(1),
-            timeline,
+            executables: Executables::default(),
             executed,
             read,
-            queue: Some(queue),
-            thread: Some(thread),
+            queue,
         })
-    }
-}
-
-fn serve(
-    tasks: &Receiver<Task>,
-    pool: &Pool,
-    kernels: &'static Kernels,
-    timeline: &Timeline,
-    (executed, read): (&AtomicU64, &AtomicU64),
-) {
-    while let Some(Task { value, submission, waits }) = next(tasks) {
-        let failed = waits.iter().find_map(|w| timeline.failure(*w).map(|error| (w, error)));
-        let result = match failed {
-            Some((wait, error)) => Err(Error::dependency_failed(format!("value {} failed: {error}", wait.0))),
-            None => {
-                executed.fetch_add(1, Relaxed);
-                let result = submission.run(pool, kernels);
-                read.fetch_add(submission.take_read(), Relaxed);
-                result
-            }
-        };
-        // Buffers that the host frees once the value is reached must be free of us by then.
-        drop(submission);
-        timeline.reach(value, result);
-    }
-}
-
-/// The next task; `None` once nobody can send one. While text is generated the next token follows at once, and waking a
-/// thread takes longer than that, so there is a short spin first.
-fn next(tasks: &Receiver<Task>) -> Option<Task> {
-    let start = Instant::now();
-    loop {
-        match tasks.try_recv() {
-            Ok(task) => return Some(task),
-            Err(TryRecvError::Disconnected) => return None,
-            Err(TryRecvError::Empty) if start.elapsed() > SPIN => return tasks.recv().ok(),
-            Err(TryRecvError::Empty) => std::hint::spin_loop(),
-        }
     }
 }
 
@@ -174,16 +115,11 @@ impl ComputeBackend for CpuBackend {
         let program = Program::new(list, &self.buffers, &self.budget, self.threads)?; // which checks the list
         let own = own::bytes_per_thread(list).saturating_mul(self.threads as u64);
         let own = self.budget.reserve(own, "what the threads keep for an executable")?;
-        let executable = Executable { program: Arc::new(program), _own: own };
-        let id = self.next_executable.fetch_add(1, Relaxed);
-        self.executables.lock().unwrap_or_else(PoisonError::into_inner).insert(id, executable);
-        Ok(ExecutableId(id))
+        Ok(self.executables.insert(Executable { program: Arc::new(program), _own: own }))
     }
 
     fn release(&self, executable: ExecutableId) -> Result<()> {
-        // Submissions under way hold the program and finish.
-        let removed = self.executables.lock().unwrap_or_else(PoisonError::into_inner).remove(&executable.0);
-        removed.map(|_| ()).ok_or(Error::unknown(HandleKind::Executable, executable.0))
+        self.executables.release(executable)
     }
 
     fn submit(
@@ -192,25 +128,12 @@ impl ComputeBackend for CpuBackend {
         bindings: &Bindings<'_>,
         waits: &[TimelineValue],
     ) -> Result<TimelineValue> {
-        let program = self
-            .executables
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&executable.0)
-            .map(|executable| executable.program.clone())
-            .ok_or(Error::unknown(HandleKind::Executable, executable.0))?;
-        for wait in waits {
-            self.timeline.check(*wait)?;
-        }
-        let submission = program.bind(bindings, &self.buffers)?;
-        let gone = || Error::device_lost("the cpu backend's queue thread has ended");
-        let queue = self.queue.as_ref().ok_or_else(gone)?;
-        self.timeline
-            .submit(|value| queue.send(Task { value, submission, waits: waits.to_vec() }).map_err(|_| gone()))
+        let program = self.executables.get(executable)?.program.clone();
+        self.queue.submit(waits, || program.bind(bindings, &self.buffers))
     }
 
     fn wait(&self, value: TimelineValue, timeout: Duration) -> Result<Reached> {
-        self.timeline.wait(value, timeout)
+        self.queue.wait(value, timeout)
     }
 
     fn counters(&self) -> Vec<Counter> {
@@ -223,15 +146,5 @@ impl ComputeBackend for CpuBackend {
             counter("bytes_allocated_peak", peak),
             counter("threads", self.threads as u64),
         ]
-    }
-}
-
-impl Drop for CpuBackend {
-    fn drop(&mut self) {
-        self.queue = None;
-        if let Some(thread) = self.thread.take() {
-            // The queue thread catches what its jobs panic with; there is nothing to report.
-            let _ = thread.join();
-        }
     }
 }

@@ -8,7 +8,8 @@ use engine_core::{ComputeBackend, Error, Result};
 
 use crate::backend::{CpuBackend, Setup};
 use crate::kernels::{self, FEATURES_VARIABLE};
-use crate::threads::{self, Roots};
+use crate::threads;
+use engine_plugin::machine::{self, Roots};
 
 engine_core::options! {
     /// Options of the cpu.
@@ -64,7 +65,10 @@ fn setup(options: &OptionTable) -> Result<Setup> {
     let wanted = if options.features == "auto" { variable } else { Some(options.features) };
     let (kernels, kernels_reason) = kernels::select(wanted.as_deref())?;
     let choice = threads::choose(options.threads as usize, &threads::affinity(), &Roots::default());
-    let memory_bytes = if options.memory_limit == 0 { total_memory() } else { options.memory_limit };
+    let memory_bytes = match options.memory_limit {
+        0 => machine::memory(&Roots::default()).unwrap_or(0),
+        limit => limit,
+    };
     // More than there is is refused at once, not by the system's killer once the pages are touched.
     let memory_limit = if memory_bytes == 0 { u64::MAX } else { memory_bytes };
     let description = DeviceDescription {
@@ -86,16 +90,6 @@ fn setup(options: &OptionTable) -> Result<Setup> {
         pin: options.pin,
         memory_limit,
     })
-}
-
-/// The memory in bytes that this process can have, 0 where it is not known.
-fn total_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = text
-        .lines()
-        .find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse().ok());
-    let machine = kib.map(|kib: u64| kib.saturating_mul(1024));
-    machine.into_iter().chain(threads::memory_limit(&Roots::default())).min().unwrap_or(0)
 }
 
 /// The processor's own name, where the system tells it.

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use engine_plugin::machine::{Roots, control_groups};
 
 /// The choice made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,20 +16,6 @@ pub(crate) struct Choice {
     pub(crate) processors: Vec<usize>,
     /// Why, as a sentence.
     pub(crate) reason: String,
-}
-
-/// Where the system's files are; tests bring their own.
-pub(crate) struct Roots {
-    /// `/proc`.
-    pub(crate) proc: PathBuf,
-    /// `/sys`.
-    pub(crate) sys: PathBuf,
-}
-
-impl Default for Roots {
-    fn default() -> Roots {
-        Roots { proc: "/proc".into(), sys: "/sys".into() }
-    }
 }
 
 /// The processors that this process may run on, ascending.
@@ -92,43 +80,7 @@ fn one_per_core(affinity: &[usize], roots: &Roots) -> Vec<usize> {
 
 /// The smallest CPU quota, in processors, of this process's control groups and their parents.
 fn cpu_quota(roots: &Roots) -> Option<f64> {
-    groups(roots, "cpu").iter().filter_map(|folder| quota_of(folder)).reduce(f64::min)
-}
-
-/// The smallest memory limit, in bytes, of the same. Groups without a limit have none, or one beyond any machine.
-pub(crate) fn memory_limit(roots: &Roots) -> Option<u64> {
-    let limit_of = |folder: &PathBuf| {
-        let text = fs::read_to_string(folder.join("memory.max"));
-        let text = text.or_else(|_| fs::read_to_string(folder.join("memory.limit_in_bytes")));
-        text.ok()?.trim().parse::<u64>().ok()
-    };
-    groups(roots, "memory").iter().filter_map(limit_of).min()
-}
-
-/// The folders of this process's control groups for `controller`, and of their parents.
-fn groups(roots: &Roots, controller: &str) -> Vec<PathBuf> {
-    let groups = fs::read_to_string(roots.proc.join("self/cgroup")).unwrap_or_default();
-    let mut folders = Vec::new();
-    for line in groups.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
-            continue;
-        };
-        let mounts: Vec<PathBuf> = if controllers.is_empty() {
-            vec![roots.sys.join("fs/cgroup"), roots.sys.join("fs/cgroup/unified")]
-        } else if controllers.split(',').any(|c| c == controller) {
-            vec![roots.sys.join("fs/cgroup").join(controllers), roots.sys.join("fs/cgroup").join(controller)]
-        } else {
-            continue;
-        };
-        for mount in mounts {
-            // Within a container the path may be the host's; then only the mount's own root exists here.
-            folders.extend(
-                Path::new(path).ancestors().map(|group| mount.join(group.strip_prefix("/").unwrap_or(group))),
-            );
-        }
-    }
-    folders
+    control_groups(roots, "cpu").iter().filter_map(|folder| quota_of(folder)).reduce(f64::min)
 }
 
 fn quota_of(folder: &Path) -> Option<f64> {
@@ -191,30 +143,6 @@ mod tests {
         unlimited.write("sys/fs/cgroup/cpu/x/cpu.cfs_quota_us", "-1\n");
         unlimited.write("sys/fs/cgroup/cpu/x/cpu.cfs_period_us", "100000\n");
         assert_eq!(unlimited.choose(0, &[3, 5]).threads, 2);
-    }
-
-    #[test]
-    fn memory_limit_of_either_version_counts() {
-        let limit = |fake: &Fake| {
-            memory_limit(&Roots { proc: fake.0.path().join("proc"), sys: fake.0.path().join("sys") })
-        };
-        let v2 = Fake::new();
-        assert_eq!(limit(&v2), None);
-        v2.write("proc/self/cgroup", "0::/a/b\n");
-        v2.write("sys/fs/cgroup/a/b/memory.max", "max\n");
-        assert_eq!(limit(&v2), None);
-        v2.write("sys/fs/cgroup/a/memory.max", "2147483648\n");
-        assert_eq!(limit(&v2), Some(2 << 30));
-        let container = Fake::new();
-        container.write("proc/self/cgroup", "0::/../of/the/host\n");
-        container.write("sys/fs/cgroup/memory.max", "1000000\n");
-        assert_eq!(limit(&container), Some(1_000_000));
-        let v1 = Fake::new();
-        v1.write("proc/self/cgroup", "4:memory:/x\n3:cpu,cpuacct:/x\n");
-        v1.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-        v1.write("sys/fs/cgroup/memory/x/memory.limit_in_bytes", "3000\n");
-        v1.write("sys/fs/cgroup/cpu,cpuacct/x/memory.limit_in_bytes", "1\n");
-        assert_eq!(limit(&v1), Some(3000));
     }
 
     #[test]

@@ -1,24 +1,21 @@
 //! The device behind the contract: buffers, executables, and a thread that runs submissions in their order.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use engine_core::backend::{
     Bindings, BufferId, BufferUse, Counter, DeviceDescription, ExecutableId, Support, TimelineValue,
 };
 use engine_core::operation::{OperationKind, OperationList};
-use engine_core::{ComputeBackend, Error, HandleKind, HostSpan, Reached, Result};
+use engine_core::{ComputeBackend, HostSpan, Reached, Result};
 
 use crate::check::{Form, check};
 use crate::driver::Driver;
 use crate::program::{Counts, Program, Shared, Submission};
 use crate::store::Store;
 use engine_plugin::buffers::{Budget, Buffers};
-use engine_plugin::timeline::Timeline;
+use engine_plugin::queue::{Executables, Queue, Style};
 
 /// What a device is opened with.
 pub(crate) struct Setup {
@@ -29,21 +26,13 @@ pub(crate) struct Setup {
     pub(crate) run_limit: Duration,
 }
 
-struct Task {
-    value: TimelineValue,
-    submission: Submission,
-    waits: Vec<TimelineValue>,
-}
-
-/// The device. Fields are dropped in their order: executables before the driver, which they share.
+/// The device. Fields are dropped in their order: the queue, which runs what was submitted, then executables, then the
+/// driver, which all share.
 pub(crate) struct QnnBackend {
     description: DeviceDescription,
-    executables: Mutex<HashMap<u64, Arc<Program>>>,
+    queue: Queue<Submission>,
+    executables: Executables<Program>,
     buffers: Buffers,
-    next_executable: AtomicU64,
-    timeline: Arc<Timeline>,
-    queue: Option<Sender<Task>>,
-    thread: Option<JoinHandle<()>>,
     shared: Shared,
 }
 
@@ -59,40 +48,18 @@ impl QnnBackend {
             compile_limit: setup.compile_limit,
             run_limit: setup.run_limit,
         };
-        let timeline = Arc::new(Timeline::default());
-        let (queue, tasks) = channel();
-        let (their_timeline, their_counts) = (timeline.clone(), shared.counts.clone());
-        let thread = std::thread::Builder::new()
-            .name("qnn-queue".into())
-            .spawn(move || serve(&tasks, &their_timeline, &their_counts))
-            .map_err(|e| Error::out_of_memory(format!("the qnn backend's queue thread: {e}")))?;
+        let counts = shared.counts.clone();
+        let run = move |submission: Submission| {
+            submission.run().inspect(|()| _ = counts.submissions.fetch_add(1, Relaxed))
+        };
+        let queue = Queue::start(Style::sleeping("qnn", "qnn-queue"), move || Ok(run))?;
         Ok(QnnBackend {
             description: setup.description,
-            executables: Mutex::default(),
+            queue,
+            executables: Executables::default(),
             buffers: Buffers::new(shared.budget.clone()),
-            next_executable: AtomicU64::new(1),
-            timeline,
-            queue: Some(queue),
-            thread: Some(thread),
             shared,
         })
-    }
-}
-
-fn serve(tasks: &Receiver<Task>, timeline: &Timeline, counts: &Counts) {
-    while let Ok(Task { value, submission, waits }) = tasks.recv() {
-        let failed = waits.iter().find_map(|w| timeline.failure(*w).map(|error| (w, error)));
-        let result = match failed {
-            Some((wait, error)) => Err(Error::dependency_failed(format!("value {} failed: {error}", wait.0))),
-            None => {
-                let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| submission.run()));
-                run.unwrap_or_else(|_| Err(Error::internal("the qnn backend's queue thread panicked")))
-                    .inspect(|()| _ = counts.submissions.fetch_add(1, Relaxed))
-            }
-        };
-        // Buffers that the host frees once the value is reached must be free of us by then.
-        drop(submission);
-        timeline.reach(value, result);
     }
 }
 
@@ -124,16 +91,11 @@ impl ComputeBackend for QnnBackend {
     }
 
     fn prepare(&self, list: &OperationList) -> Result<ExecutableId> {
-        let program = Program::new(&self.shared, list, &self.buffers)?;
-        let id = self.next_executable.fetch_add(1, Relaxed);
-        self.executables.lock().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::new(program));
-        Ok(ExecutableId(id))
+        Ok(self.executables.insert(Program::new(&self.shared, list, &self.buffers)?))
     }
 
     fn release(&self, executable: ExecutableId) -> Result<()> {
-        // Submissions under way hold the program and finish.
-        let removed = self.executables.lock().unwrap_or_else(PoisonError::into_inner).remove(&executable.0);
-        removed.map(|_| ()).ok_or(Error::unknown(HandleKind::Executable, executable.0))
+        self.executables.release(executable)
     }
 
     fn submit(
@@ -142,25 +104,12 @@ impl ComputeBackend for QnnBackend {
         bindings: &Bindings<'_>,
         waits: &[TimelineValue],
     ) -> Result<TimelineValue> {
-        let program = self
-            .executables
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&executable.0)
-            .cloned()
-            .ok_or(Error::unknown(HandleKind::Executable, executable.0))?;
-        for wait in waits {
-            self.timeline.check(*wait)?;
-        }
-        let submission = program.bind(bindings, &self.buffers)?;
-        let gone = || Error::device_lost("the qnn backend's queue thread has ended");
-        let queue = self.queue.as_ref().ok_or_else(gone)?;
-        self.timeline
-            .submit(|value| queue.send(Task { value, submission, waits: waits.to_vec() }).map_err(|_| gone()))
+        let program = self.executables.get(executable)?;
+        self.queue.submit(waits, || program.bind(bindings, &self.buffers))
     }
 
     fn wait(&self, value: TimelineValue, timeout: Duration) -> Result<Reached> {
-        self.timeline.wait(value, timeout)
+        self.queue.wait(value, timeout)
     }
 
     fn counters(&self) -> Vec<Counter> {
@@ -175,15 +124,5 @@ impl ComputeBackend for QnnBackend {
             counter("graphs_compiled", counts.compiled.load(Relaxed)),
             counter("graphs_loaded", counts.loaded.load(Relaxed)),
         ]
-    }
-}
-
-impl Drop for QnnBackend {
-    fn drop(&mut self) {
-        self.queue = None;
-        if let Some(thread) = self.thread.take() {
-            // The thread ends once it has run what was submitted; there is nothing to report.
-            let _ = thread.join();
-        }
     }
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use engine_core::{Error, Result};
 
 use crate::library;
+use crate::quiet;
 use crate::session::{Compiled, Session};
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -28,15 +29,16 @@ struct Worker {
     file: String,
 }
 
-/// The threads by the names of the libraries.
+/// The threads by the libraries' keys.
 static WORKERS: Mutex<Option<HashMap<String, Arc<Worker>>>> = Mutex::new(None);
 
 impl Worker {
     /// The thread of the library in this file.
     fn of(file: &str) -> Result<Arc<Worker>> {
+        let key = library::key(file);
         let mut workers = WORKERS.lock().unwrap_or_else(PoisonError::into_inner);
         let workers = workers.get_or_insert_default();
-        if let Some(worker) = workers.get(file) {
+        if let Some(worker) = workers.get(&key) {
             return Ok(worker.clone());
         }
         let (jobs, queue) = channel::<Job>();
@@ -45,7 +47,7 @@ impl Worker {
             .spawn(move || queue.into_iter().for_each(|job| job()))
             .map_err(|e| Error::out_of_memory(format!("a thread for the QNN library: {e}")))?;
         let worker = Arc::new(Worker { state: Mutex::new(State::Working(jobs)), file: file.to_owned() });
-        workers.insert(file.to_owned(), worker.clone());
+        workers.insert(key, worker.clone());
         Ok(worker)
     }
 
@@ -74,10 +76,13 @@ impl Worker {
         };
         let why = match ended {
             Ok(result) => return result,
-            Err(RecvTimeoutError::Timeout) => format!(
-                "the QNN library did not end {what} within {} ms (option `{limited_by}`)",
-                limit.as_millis()
-            ),
+            Err(RecvTimeoutError::Timeout) => {
+                quiet::abandon();
+                format!(
+                    "the QNN library did not end {what} within {} ms (option `{limited_by}`)",
+                    limit.as_millis()
+                )
+            }
             Err(RecvTimeoutError::Disconnected) => {
                 format!("the thread of the QNN library ended during {what}")
             }
@@ -98,7 +103,7 @@ pub(crate) struct Driver {
 /// The option that says how long opening and freeing may take.
 const PATIENCE_OPTION: &str = "driver_timeout_ms";
 
-/// The chip that is driven, and its session, by the names of the libraries.
+/// The chip that is driven, and its session, by the libraries' keys.
 type Sessions = HashMap<String, (u32, Arc<Session>)>;
 
 /// The session of each library, which stays open when its last device is closed: every new one that compiles a graph costs
@@ -108,22 +113,23 @@ static SESSIONS: Mutex<Option<Sessions>> = Mutex::new(None);
 /// The session for a system-on-chip; runs on the library's thread. One for another chip is closed where nobody uses it.
 fn session_of(file: &str, soc: u32) -> Result<Arc<Session>> {
     let library = library::open(file)?;
+    let key = library::key(file);
     let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
     let sessions = sessions.get_or_insert_default();
-    if let Some((_, session)) = sessions.get(file).filter(|(of, _)| *of == soc) {
+    if let Some((_, session)) = sessions.get(&key).filter(|(of, _)| *of == soc) {
         return Ok(session.clone());
     }
     // Closed by this where nobody uses it; where somebody does, the other chip is refused and it stays.
-    let before = sessions.remove(file).map(|(of, session)| (of, Arc::downgrade(&session)));
+    let before = sessions.remove(&key).map(|(of, session)| (of, Arc::downgrade(&session)));
     let session = match Session::open(library, soc) {
         Ok(session) => Arc::new(session),
         Err(error) => {
             let kept = before.and_then(|(of, session)| Some((of, session.upgrade()?)));
-            sessions.extend(kept.map(|kept| (file.to_owned(), kept)));
+            sessions.extend(kept.map(|kept| (key, kept)));
             return Err(error);
         }
     };
-    sessions.insert(file.to_owned(), (soc, session.clone()));
+    sessions.insert(key, (soc, session.clone()));
     Ok(session)
 }
 

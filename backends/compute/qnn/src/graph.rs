@@ -69,6 +69,15 @@ pub(crate) struct Port {
 }
 
 impl Spec {
+    /// Bytes of its constants, with their scales.
+    pub(crate) fn bytes(&self) -> u64 {
+        let scales = |encoding: &Encoding| match encoding {
+            Encoding::None => 0,
+            Encoding::Rows(scales) | Encoding::Blocks { scales, .. } => size_of_val(&scales[..]),
+        };
+        self.tensors.iter().map(|tensor| (tensor.data.len() + scales(&tensor.encoding)) as u64).sum()
+    }
+
     /// Adds a tensor.
     pub(crate) fn tensor(&mut self, name: impl Into<String>, kind: u32, dimensions: &[u32]) -> usize {
         self.tensors.push(TensorSpec {

@@ -33,7 +33,7 @@ pub(crate) struct Library {
     pub(crate) path: String,
 }
 
-/// The libraries that are open. One is never closed: it leaves threads and exit handlers behind.
+/// The libraries that are open, by their keys. One is never closed: it leaves threads and exit handlers behind.
 static OPENED: Mutex<Option<HashMap<String, &'static Library>>> = Mutex::new(None);
 
 fn opened<T>(f: impl FnOnce(&mut HashMap<String, &'static Library>) -> T) -> T {
@@ -48,12 +48,20 @@ pub(crate) fn resolve(option: &str) -> String {
         .unwrap_or_else(|| DEFAULT_LIBRARY.to_owned())
 }
 
+/// What a library is known by: its file with links and `..` resolved, so that another spelling is no other library. A bare
+/// name is the system's to find, and stays what it is.
+pub(crate) fn key(file: &str) -> String {
+    let path = Path::new(file).canonicalize().ok().filter(|_| file.contains('/'));
+    path.map_or_else(|| file.to_owned(), |path| path.display().to_string())
+}
+
 /// The library in this file.
 ///
 /// # Errors
 /// `Unsupported` with the reason and what to install.
 pub(crate) fn open(file: &str) -> Result<&'static Library> {
-    if let Some(library) = opened(|all| all.get(file).copied()) {
+    let key = key(file);
+    if let Some(library) = opened(|all| all.get(&key).copied()) {
         return Ok(library);
     }
     let _quiet = Quiet::begin();
@@ -66,7 +74,7 @@ pub(crate) fn open(file: &str) -> Result<&'static Library> {
     let library = Library::of(file, &object)?;
     std::mem::forget(object);
     let library: &'static Library = Box::leak(Box::new(library));
-    opened(|all| all.insert(file.to_owned(), library));
+    opened(|all| all.insert(key, library));
     Ok(library)
 }
 

@@ -1,4 +1,5 @@
-//! What the library says through its log callback: the last lines, which belong into messages about failed calls.
+//! What the library says: through its log callback the last lines, which belong into messages about failed calls; and what it
+//! prints while it opens, which belongs into the notes of its device.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -12,6 +13,9 @@ const KEPT: usize = 8;
 const LONGEST: usize = 400;
 
 static LINES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+
+/// What was printed, each line once.
+static PRINTED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 unsafe extern "C" {
     fn vsnprintf(to: *mut c_char, bytes: usize, format: *const c_char, arguments: *mut c_void) -> c_int;
@@ -41,6 +45,24 @@ pub(crate) unsafe extern "C" fn callback(format: *const c_char, _: u32, _: u64, 
     lines.push_back(text);
 }
 
+/// Keeps what was printed: the first lines, each once.
+pub(crate) fn printed(text: &str) {
+    let mut kept = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
+    for line in text.lines() {
+        let line: String = line.chars().filter(|c| !c.is_control()).take(LONGEST).collect();
+        let line = line.trim();
+        if !line.is_empty() && kept.len() < KEPT && kept.iter().all(|known| known != line) {
+            kept.push(line.to_owned());
+        }
+    }
+}
+
+/// What was printed, as a note.
+pub(crate) fn printed_note() -> Option<String> {
+    let kept = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
+    (!kept.is_empty()).then(|| format!("the library printed: {}", kept.join(" | ")))
+}
+
 /// Forgets what was said before a call.
 pub(crate) fn clear() {
     LINES.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -53,4 +75,20 @@ pub(crate) fn said() -> String {
         return String::new();
     }
     format!("; the library said: {}", lines.iter().map(String::as_str).collect::<Vec<_>>().join(" | "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_is_kept_once_and_bounded() {
+        assert_eq!(printed_note(), None);
+        printed("  # one\n\n\u{1b}[1mtwo\r\n# one\n");
+        assert_eq!(printed_note().unwrap(), "the library printed: # one | [1mtwo");
+        printed(&"x".repeat(5000));
+        (0..100).for_each(|i| printed(&i.to_string()));
+        let kept = PRINTED.lock().unwrap();
+        assert_eq!((kept.len(), kept[2].len()), (KEPT, LONGEST));
+    }
 }

@@ -14,8 +14,10 @@ use crate::check::Form;
 use crate::driver::Driver;
 use crate::ffi;
 use crate::library::{self, Library};
+use crate::log;
 use crate::soc::{self, Soc};
 use crate::store::{Store, Target};
+use engine_plugin::machine::{self, Roots};
 
 engine_core::options! {
     /// Options of Qualcomm's NPU.
@@ -29,7 +31,8 @@ engine_core::options! {
         /// How weights are held in graphs: exact is f16, and Q4_0 in its own 4 bits where the system-on-chip has that; w8
         /// rounds them to 8 bits with a scale per row, which changes results.
         weights: String = "exact".into(), one_of ["exact", "w8"];
-        /// Bytes that buffers, graphs and staging memory may take; 0 means the memory of the machine.
+        /// Bytes that buffers, graphs, their compiling and staging memory may take; 0 means the memory of the machine, or
+        /// that of the control group where it has less.
         memory_limit: u64 = 0;
         /// Folder of the finished graphs; auto is thermocline/qnn in the user's cache folder and keeps those with a MiB of
         /// weights or more, a folder of one's own keeps all, off none.
@@ -106,7 +109,11 @@ fn keeps_files(options: &QnnOptions) -> bool {
 }
 
 fn describe(library: &Library, options: &QnnOptions) -> DeviceDescription {
-    let memory = if options.memory_limit == 0 { total_memory() } else { options.memory_limit };
+    // More than there is is refused at once, not by the system's killer once the pages are touched.
+    let memory = match options.memory_limit {
+        0 => machine::memory(&Roots::default()).unwrap_or(u64::MAX),
+        limit => limit,
+    };
     let soc = soc_of(options);
     let chip = match soc {
         Some(Soc { number, name, hexagon }) => format!("SoC {number}, {name}, Hexagon V{hexagon}"),
@@ -141,6 +148,7 @@ fn describe(library: &Library, options: &QnnOptions) -> DeviceDescription {
                 .into(),
         );
     }
+    notes.extend(log::printed_note());
     if EMULATED {
         notes.push("emulated on this processor: results are the NPU's, times say nothing about one".into());
     }
@@ -149,8 +157,7 @@ fn describe(library: &Library, options: &QnnOptions) -> DeviceDescription {
         name: "qnn".into(),
         description: format!("{} ({chip}{emulated})", library.provider),
         tolerance: ToleranceClass::F16,
-        // More than there is is refused at once, not by the system's killer once the pages are touched.
-        memory_bytes: if memory == 0 { u64::MAX } else { memory },
+        memory_bytes: memory,
         alignment: 1,
         imports_host_memory: true,
         needs_constant_weights: true,
@@ -198,13 +205,4 @@ impl ComputeModule for QnnModule {
         };
         Ok(Box::new(QnnBackend::open(driver, setup)?))
     }
-}
-
-/// The memory in bytes of the machine, 0 where it is not known.
-fn total_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = text
-        .lines()
-        .find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse().ok());
-    kib.map_or(0, |kib: u64| kib.saturating_mul(1024))
 }

@@ -4,6 +4,7 @@
 //! every byte of its weights. The file says all of that again, with what a run must bind and a checksum: a file that was
 //! moved, cut short or made for another chip is an error with its name, never something that is quietly made anew.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -72,12 +73,17 @@ impl Store {
         (self.folder.join(format!("{name}.qnnctx")), key)
     }
 
+    /// Bytes of the file; 0 where there is none.
+    pub(crate) fn bytes(file: &Path) -> u64 {
+        std::fs::metadata(file).map_or(0, |metadata| metadata.len())
+    }
+
     /// What the file holds; `None` where there is none.
     ///
     /// # Errors
     /// `Data`, naming the file, where it is not what its name says.
     pub(crate) fn read(&self, file: &Path, key: &[u8; 32]) -> Result<Option<Stored>> {
-        let bytes = match std::fs::read(file) {
+        let mut bytes = match std::fs::read(file) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => {
@@ -103,10 +109,9 @@ impl Store {
         let stored = (|| {
             let target = Target { soc: reader.number()?, build: reader.text()? };
             let known = reader.take(32)? == key.as_slice();
-            let (inputs, outputs) = (reader.ports()?, reader.ports()?);
-            Some((target, known, Stored { inputs, outputs, binary: reader.0.to_vec() }))
+            Some((target, known, (reader.ports()?, reader.ports()?), reader.0.len()))
         })();
-        let (target, known, stored) = stored.ok_or_else(damaged)?;
+        let (target, known, (inputs, outputs), length) = stored.ok_or_else(damaged)?;
         if target != self.target {
             let of = |target: &Target| format!("SoC {} and library build {}", target.soc, target.build);
             return Err(wrong(&format!(
@@ -118,7 +123,9 @@ impl Store {
         if !known {
             return Err(wrong("the context binary is of another graph or of other weights"));
         }
-        Ok(Some(stored))
+        // Where it is: a copy would be as large as the weights.
+        bytes.drain(..bytes.len() - length);
+        Ok(Some(Stored { inputs, outputs, binary: bytes }))
     }
 
     /// Writes a file beside its place and renames it.
@@ -132,16 +139,13 @@ impl Store {
         (inputs, outputs): (&[Port], &[Port]),
         binary: &[u8],
     ) -> Result<()> {
-        let mut body = Vec::new();
-        body.extend(self.target.soc.to_le_bytes());
-        text(&mut body, &self.target.build);
-        body.extend(key);
-        ports(&mut body, inputs);
-        ports(&mut body, outputs);
-        body.extend(binary);
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend(Sha256::digest(&body));
-        bytes.extend(body);
+        let mut head = Vec::new();
+        head.extend(self.target.soc.to_le_bytes());
+        text(&mut head, &self.target.build);
+        head.extend(key);
+        ports(&mut head, inputs);
+        ports(&mut head, outputs);
+        let sum = Sha256::new().chain_update(&head).chain_update(binary).finalize();
         let failed = |what: &str, error: std::io::Error| Error::Io {
             detail: format!("{}: {what} (option `context_cache`): {error}", file.display()),
         };
@@ -150,7 +154,12 @@ impl Store {
         static WRITTEN: AtomicU32 = AtomicU32::new(0);
         let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
         let beside = file.with_extension(format!("{}-{number}.part", std::process::id()));
-        std::fs::write(&beside, bytes)
+        // Piece by piece: the binary is as large as the weights.
+        let write = || {
+            let mut to = std::fs::File::create(&beside)?;
+            [MAGIC.as_slice(), &sum, &head, binary].into_iter().try_for_each(|piece| to.write_all(piece))
+        };
+        write()
             .and_then(|()| std::fs::rename(&beside, file))
             .inspect_err(|_| {
                 // What could be written is of no use to anybody.

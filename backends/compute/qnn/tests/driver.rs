@@ -5,16 +5,17 @@
 //! process of its own, which is this program again. Those that need Qualcomm's library are skipped without it.
 
 mod scenarios;
+#[path = "../../standin.rs"]
+mod standin;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 use engine_core::module::ComputeModule;
 use engine_core::options::OptionTable;
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Arguments;
+use standin::Scenario;
 use thermocline_compute_qnn::QnnModule;
-
-const CHILD: &str = "--scenario";
 
 /// The variable that names the library, for the plug-in and for these tests.
 const VARIABLE: &str = "THERMOCLINE_QNN_LIB";
@@ -23,6 +24,7 @@ const VARIABLE: &str = "THERMOCLINE_QNN_LIB";
 const MISBEHAVING: &[(&str, &str, bool)] = &[
     ("crash", "crash", false),
     ("hang", "hang", false),
+    ("spellings", "hang", false),
     ("nothing", "nothing", false),
     ("other-version", "other", false),
     ("stuck-run", "stuck:3", true),
@@ -45,80 +47,42 @@ const REAL: &[&str] = &[
     "beyond",
     "two-chips",
     "quiet",
+    "compiling-memory",
     "loads",
 ];
 
-#[expect(clippy::print_stderr, reason = "a program of its own")]
 fn main() -> ExitCode {
     engine_loader::probe_main_if_requested();
-    let arguments: Vec<String> = std::env::args().collect();
-    if let [_, flag, scenario, library] = &arguments[..]
-        && flag == CHILD
-    {
-        return match scenarios::run(scenario, library) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(reason) => {
-                eprintln!("{reason}");
-                ExitCode::FAILURE
-            }
-        };
+    if let Some(code) = standin::child(scenarios::run) {
+        return code;
     }
     let folder = tempfile::tempdir().unwrap();
-    let standin = compile(folder.path());
-    let real = std::env::var(VARIABLE).unwrap_or_default();
+    let standin = standin::compile(env!("CARGO_MANIFEST_DIR"), &folder.path().join("libQnnHtp.so"));
+    let real = PathBuf::from(std::env::var_os(VARIABLE).unwrap_or_default());
     let absent = match QnnModule.devices(&OptionTable::new()) {
         Ok(devices) if !devices.is_empty() => None,
         Ok(_) => Some(QnnModule.why_none()),
         Err(error) => Some(error.to_string()),
     };
-    let mut trials = vec![trial("missing", "", None, Some(PathBuf::from("/no/such/libQnnHtp.so")))];
-    for (scenario, setting, needs_library) in MISBEHAVING {
-        let lacking = match &standin {
-            Err(reason) => Some(reason.clone()),
-            Ok(_) => absent.clone().filter(|_| *needs_library),
-        };
-        trials.push(trial(scenario, setting, lacking, standin.clone().ok()));
+    let scenario = |name, setting: &str, library: Result<PathBuf, String>| {
+        // The plug-in's own probe opens the library that the environment names.
+        let named = library.clone().unwrap_or_default();
+        let environment =
+            vec![("STANDIN", setting.into()), ("REAL", real.clone().into()), (VARIABLE, named.into())];
+        Scenario { name, library, environment }.trial()
+    };
+    let with_real = |library: PathBuf| absent.clone().map_or(Ok(library), Err);
+    let mut trials = vec![scenario("missing", "", Ok("/no/such/libQnnHtp.so".into()))];
+    for (name, setting, needs_library) in MISBEHAVING {
+        let library = standin.clone();
+        trials.push(scenario(
+            *name,
+            setting,
+            if *needs_library { library.and_then(with_real) } else { library },
+        ));
     }
-    for scenario in REAL {
-        trials.push(trial(scenario, "", absent.clone(), Some(PathBuf::from(&real))));
+    for name in REAL {
+        trials.push(scenario(*name, "", with_real(real.clone())));
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
-}
-
-fn compile(folder: &Path) -> Result<PathBuf, String> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin.c");
-    let library = folder.join("libQnnHtp.so");
-    let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).output();
-    match built {
-        Ok(output) if output.status.success() => Ok(library),
-        Ok(output) => Err(format!("cc: {}", String::from_utf8_lossy(&output.stderr))),
-        Err(error) => Err(format!("no C compiler: {error}")),
-    }
-}
-
-fn trial(
-    scenario: &'static str,
-    setting: &'static str,
-    absent: Option<String>,
-    library: Option<PathBuf>,
-) -> Trial {
-    if let Some(reason) = absent {
-        let name = format!("driver::{scenario} (ignored: {})", reason.lines().next().unwrap_or_default());
-        return Trial::test(name, || Ok(())).with_ignored_flag(true);
-    }
-    Trial::test(format!("driver::{scenario}"), move || {
-        let library = library.ok_or("no library")?;
-        let real = std::env::var_os(VARIABLE).unwrap_or_default();
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args([CHILD, scenario]).arg(&library).env("STANDIN", setting).env("REAL", real);
-        // The plug-in's own probe opens the library that the environment names.
-        command.env(VARIABLE, &library);
-        let output = command.output()?;
-        let printed = String::from_utf8_lossy(&output.stdout);
-        match output.status.success() {
-            true if printed.is_empty() => Ok(()),
-            true => Err(format!("it printed to the standard output: {printed}").into()),
-            false => Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr)).into()),
-        }
-    })
 }

@@ -1,30 +1,21 @@
 //! A Vulkan device behind the contract: buffers, executables, and a thread that runs submissions in their order.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use engine_core::backend::{
     Bindings, BufferId, BufferUse, Counter, DeviceDescription, ExecutableId, Support, TimelineValue,
 };
 use engine_core::operation::{OperationKind, OperationList};
-use engine_core::{ComputeBackend, Error, HandleKind, HostSpan, Reached, Result};
+use engine_core::{ComputeBackend, HostSpan, Reached, Result};
 
 use crate::check::{Limits, check};
 use crate::device::Device;
 use crate::memory::{Budget, Buffers};
 use crate::pipelines::Pipelines;
 use crate::program::{Program, Shared, Submission};
-use engine_plugin::timeline::Timeline;
-
-struct Task {
-    value: TimelineValue,
-    submission: Submission,
-    waits: Vec<TimelineValue>,
-}
+use engine_plugin::queue::{Executables, Queue, Style};
 
 /// What the queue's thread did.
 #[derive(Default)]
@@ -33,16 +24,14 @@ struct Counts {
     dispatches: AtomicU64,
 }
 
-/// The device. Fields are dropped in their order: executables and buffers before the pipelines and the device.
+/// The device. Fields are dropped in their order: the queue, which runs what was submitted, then executables and buffers,
+/// then the pipelines and the device.
 pub(crate) struct VulkanBackend {
     description: DeviceDescription,
-    executables: Mutex<HashMap<u64, Arc<Program>>>,
+    queue: Queue<Submission>,
+    executables: Executables<Program>,
     buffers: Buffers,
-    next_executable: AtomicU64,
-    timeline: Arc<Timeline>,
     counts: Arc<Counts>,
-    queue: Option<Sender<Task>>,
-    thread: Option<JoinHandle<()>>,
     shared: Shared,
 }
 
@@ -62,46 +51,42 @@ impl VulkanBackend {
             limits,
             device,
         };
-        let (timeline, counts) = (Arc::new(Timeline::default()), Arc::new(Counts::default()));
-        let (queue, tasks) = channel();
-        let (their_timeline, their_counts, pipelines) =
-            (timeline.clone(), counts.clone(), shared.pipelines.clone());
-        let thread = std::thread::Builder::new()
-            .name("vulkan-queue".into())
-            .spawn(move || serve(&tasks, &their_timeline, &their_counts, &pipelines))
-            .map_err(|e| Error::out_of_memory(format!("the vulkan backend's queue thread: {e}")))?;
+        let counts = Arc::new(Counts::default());
+        let runner = Runner { counts: counts.clone(), pipelines: shared.pipelines.clone() };
+        let queue = Queue::start(Style::sleeping("vulkan", "vulkan-queue"), move || {
+            Ok(move |submission| runner.run(submission))
+        })?;
         Ok(VulkanBackend {
             description,
-            executables: Mutex::default(),
+            queue,
+            executables: Executables::default(),
             buffers: Buffers::new(shared.device.clone(), shared.budget.clone()),
-            next_executable: AtomicU64::new(1),
-            timeline,
             counts,
-            queue: Some(queue),
-            thread: Some(thread),
             shared,
         })
     }
 }
 
-fn serve(tasks: &Receiver<Task>, timeline: &Timeline, counts: &Counts, pipelines: &Pipelines) {
-    while let Ok(Task { value, submission, waits }) = tasks.recv() {
-        let failed = waits.iter().find_map(|w| timeline.failure(*w).map(|error| (w, error)));
-        let result = match failed {
-            Some((wait, error)) => Err(Error::dependency_failed(format!("value {} failed: {error}", wait.0))),
-            None => {
-                // What the submission holds is given up when it returns: the host may free buffers once it is reached.
-                let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| submission.run()));
-                run.unwrap_or_else(|_| Err(Error::internal("the vulkan backend's queue thread panicked")))
-                    .map(|dispatches| {
-                        counts.submissions.fetch_add(1, Relaxed);
-                        counts.dispatches.fetch_add(dispatches, Relaxed);
-                    })
-            }
-        };
-        timeline.reach(value, result);
+/// What the queue's thread runs submissions with.
+struct Runner {
+    counts: Arc<Counts>,
+    pipelines: Arc<Pipelines>,
+}
+
+impl Runner {
+    fn run(&self, submission: Submission) -> Result<()> {
+        let dispatches = submission.run()?;
+        self.counts.submissions.fetch_add(1, Relaxed);
+        self.counts.dispatches.fetch_add(dispatches, Relaxed);
+        Ok(())
     }
-    pipelines.save();
+}
+
+/// Once everything that was submitted has run, all pipelines that it needs are compiled.
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.pipelines.save();
+    }
 }
 
 impl ComputeBackend for VulkanBackend {
@@ -132,16 +117,11 @@ impl ComputeBackend for VulkanBackend {
     }
 
     fn prepare(&self, list: &OperationList) -> Result<ExecutableId> {
-        let program = Program::new(&self.shared, list, &self.buffers)?;
-        let id = self.next_executable.fetch_add(1, Relaxed);
-        self.executables.lock().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::new(program));
-        Ok(ExecutableId(id))
+        Ok(self.executables.insert(Program::new(&self.shared, list, &self.buffers)?))
     }
 
     fn release(&self, executable: ExecutableId) -> Result<()> {
-        // Submissions under way hold the program and finish.
-        let removed = self.executables.lock().unwrap_or_else(PoisonError::into_inner).remove(&executable.0);
-        removed.map(|_| ()).ok_or(Error::unknown(HandleKind::Executable, executable.0))
+        self.executables.release(executable)
     }
 
     fn submit(
@@ -150,25 +130,12 @@ impl ComputeBackend for VulkanBackend {
         bindings: &Bindings<'_>,
         waits: &[TimelineValue],
     ) -> Result<TimelineValue> {
-        let program = self
-            .executables
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&executable.0)
-            .cloned()
-            .ok_or(Error::unknown(HandleKind::Executable, executable.0))?;
-        for wait in waits {
-            self.timeline.check(*wait)?;
-        }
-        let submission = program.bind(bindings, &self.buffers)?;
-        let gone = || Error::device_lost("the vulkan backend's queue thread has ended");
-        let queue = self.queue.as_ref().ok_or_else(gone)?;
-        self.timeline
-            .submit(|value| queue.send(Task { value, submission, waits: waits.to_vec() }).map_err(|_| gone()))
+        let program = self.executables.get(executable)?;
+        self.queue.submit(waits, || program.bind(bindings, &self.buffers))
     }
 
     fn wait(&self, value: TimelineValue, timeout: Duration) -> Result<Reached> {
-        self.timeline.wait(value, timeout)
+        self.queue.wait(value, timeout)
     }
 
     fn counters(&self) -> Vec<Counter> {
@@ -182,15 +149,5 @@ impl ComputeBackend for VulkanBackend {
             counter("dispatches_executed", self.counts.dispatches.load(Relaxed)),
             counter("pipelines", self.shared.pipelines.count()),
         ]
-    }
-}
-
-impl Drop for VulkanBackend {
-    fn drop(&mut self) {
-        self.queue = None;
-        if let Some(thread) = self.thread.take() {
-            // The thread ends once it has run what was submitted; there is nothing to report.
-            let _ = thread.join();
-        }
     }
 }

@@ -10,6 +10,7 @@ use engine_core::{Error, Result};
 use crate::kernels::BINDINGS;
 use crate::library;
 use crate::module::VulkanOptions;
+use engine_plugin::machine::{self, Roots};
 
 /// Words of a driver's error code, for messages.
 pub(crate) fn failed(what: &str, code: vk::Result) -> Error {
@@ -224,6 +225,13 @@ impl Instance {
             .map(|heap| heap.size)
             .max()
             .unwrap_or(0);
+        // A driver on the CPU says what the machine has, whatever the process's control group allows.
+        let device_bytes = match properties.device_type {
+            vk::PhysicalDeviceType::CPU => {
+                machine::memory(&Roots::default()).unwrap_or(u64::MAX).min(device_bytes)
+            }
+            _ => device_bytes,
+        };
         let memory_bytes = match options.memory_limit {
             0 => device_bytes,
             limit => limit.min(device_bytes),

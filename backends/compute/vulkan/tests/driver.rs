@@ -3,102 +3,54 @@
 //! `standin.c` is compiled to a library that misbehaves as the environment variable STANDIN says; every scenario runs in a
 //! process of its own, which is this program again.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+#[path = "../../standin.rs"]
+mod standin;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use engine_core::backend::{Bindings, Bound, BufferUse, BufferView};
-use engine_core::config::Plugins;
 use engine_core::module::ComputeModule;
 use engine_core::operation::{Arithmetic, OperationKind, OperationList, SlotRole};
 use engine_core::options::OptionTable;
 use engine_core::{DType, Error, Reached, TensorType};
-use engine_loader::{Environment, Standing};
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Failed};
+use standin::{Scenario, crashes, ensure};
 use thermocline_compute_vulkan::VulkanModule;
 
-const CHILD: &str = "--scenario";
-
-#[expect(clippy::print_stderr, reason = "a program of its own")]
 fn main() -> ExitCode {
     engine_loader::probe_main_if_requested();
-    let arguments: Vec<String> = std::env::args().collect();
-    if let [_, flag, scenario, library] = &arguments[..]
-        && flag == CHILD
-    {
-        return match run(scenario, library) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(reason) => {
-                eprintln!("{reason}");
-                ExitCode::FAILURE
-            }
-        };
+    if let Some(code) = standin::child(run) {
+        return code;
     }
     let folder = tempfile::tempdir().unwrap();
-    let standin = compile(folder.path());
+    let library = standin::compile(env!("CARGO_MANIFEST_DIR"), &folder.path().join("libvulkan.so.1"));
     let no_device = match VulkanModule.devices(&OptionTable::new()) {
         Ok(devices) if !devices.is_empty() => None,
         Ok(_) => Some(VulkanModule.why_none()),
         Err(error) => Some(error.to_string()),
     };
-    let mut trials = vec![trial("missing", "", None, Some(PathBuf::from("/no/such/libvulkan.so")))];
-    for (scenario, setting, needs_device) in [
+    let missing = Ok("/no/such/libvulkan.so".into());
+    let mut trials = vec![Scenario { name: "missing", library: missing, environment: Vec::new() }.trial()];
+    for (name, setting, needs_device) in [
         ("hang", "hang", false),
         ("crash", "crash", false),
         ("lost", "lost:3", true),
         ("stuck", "stuck:3", true),
     ] {
-        let absent = match &standin {
-            Err(reason) => Some(reason.clone()),
-            Ok(_) if needs_device => no_device.clone(),
-            Ok(_) => None,
+        let library = match no_device.clone().filter(|_| needs_device) {
+            Some(reason) => library.clone().and(Err(reason)),
+            None => library.clone(),
         };
-        trials.push(trial(scenario, setting, absent, standin.clone().ok()));
+        let mut environment: Vec<(&str, OsString)> = vec![("STANDIN", setting.into())];
+        if name == "crash" {
+            // The plug-in's own probe opens the library by its usual name.
+            environment.push(("LD_LIBRARY_PATH", folder.path().into()));
+        }
+        trials.push(Scenario { name, library, environment }.trial());
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
-}
-
-/// The stand-in, or why there is none.
-fn compile(folder: &Path) -> Result<PathBuf, String> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin.c");
-    let library = folder.join("libvulkan.so.1");
-    let status =
-        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).arg("-ldl").status();
-    match status {
-        Ok(status) if status.success() => Ok(library),
-        Ok(status) => Err(format!("cc ended with {status}")),
-        Err(error) => Err(format!("there is no C compiler: {error}")),
-    }
-}
-
-fn trial(
-    scenario: &'static str,
-    setting: &'static str,
-    absent: Option<String>,
-    library: Option<PathBuf>,
-) -> Trial {
-    if let Some(reason) = absent {
-        let name = format!("driver::{scenario} (ignored: {})", reason.lines().next().unwrap_or_default());
-        return Trial::test(name, || Ok(())).with_ignored_flag(true);
-    }
-    Trial::test(format!("driver::{scenario}"), move || {
-        let library = library.ok_or("no library")?;
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args([CHILD, scenario]).arg(&library).env("STANDIN", setting);
-        if scenario == "crash" {
-            // The plug-in's own probe opens the library by its usual name.
-            command.env("LD_LIBRARY_PATH", library.parent().unwrap_or(Path::new(".")));
-        }
-        let output = command.output()?;
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr)).into()),
-        }
-    })
-}
-
-fn ensure(condition: bool, found: impl std::fmt::Debug) -> Result<(), Failed> {
-    if condition { Ok(()) } else { Err(format!("{found:?}").into()) }
 }
 
 fn options(library: &str) -> OptionTable {
@@ -112,7 +64,7 @@ fn run(scenario: &str, library: &str) -> Result<(), String> {
     let result = match scenario {
         "missing" => missing(library),
         "hang" => hangs(library),
-        "crash" => crashes(),
+        "crash" => crashes("libthermocline_compute_vulkan.so"),
         "lost" => loses(library, "has been lost", 300),
         "stuck" => loses(library, "did not end a submission within 1 s", 1),
         other => Err(format!("no scenario `{other}`").into()),
@@ -137,25 +89,6 @@ fn hangs(library: &str) -> Result<(), Failed> {
     ensure(said(&error, "did not return within 300 ms"), &error)?;
     let again = VulkanModule.open(0, &options).err();
     ensure(said(&again, "it is not called again"), &again)
-}
-
-/// The loader's probe dies of it, in a process of its own; the plug-in is refused with the reason.
-fn crashes() -> Result<(), Failed> {
-    let program = std::env::current_exe()?;
-    let folder = program.parent().and_then(Path::parent).unwrap_or(Path::new("."));
-    let plugin = folder.join("libthermocline_compute_vulkan.so");
-    let plugins = Plugins { paths: vec![plugin.display().to_string()], ..Plugins::default() };
-    let process = Environment::from_process();
-    let environment = Environment { probe: process.probe, ..Environment::default() };
-    let catalogue = engine_loader::discover(&plugins, folder, &environment);
-    let reasons: Vec<String> = catalogue
-        .entries()
-        .iter()
-        .filter_map(
-            |e| if let Standing::Refused { reason } = &e.standing { Some(reason.clone()) } else { None },
-        )
-        .collect();
-    ensure(reasons.iter().any(|r| r.contains("while it listed its devices")), reasons)
 }
 
 /// The third submission fails for good: its error says so, everything after it fails at once, and closing returns.

@@ -1,4 +1,4 @@
-//! Bytes lent and copied by address: the only unsafe place of this crate.
+//! Bytes lent and copied by address.
 #![expect(unsafe_code, reason = "host spans are raw addresses")]
 
 use engine_core::{Error, HostSpan, Result};

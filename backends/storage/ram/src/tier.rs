@@ -3,6 +3,7 @@
 use crate::Options;
 use crate::copy;
 use crate::files;
+use crate::pages;
 use engine_core::backend::{Counter, TimelineValue};
 use engine_core::error::HandleKind;
 use engine_core::storage::{FileId, Read, TierDescription};
@@ -46,7 +47,10 @@ impl Ram {
             resident: true,
             max_depth: 1,
             curve: vec![],
-            notes: vec![format!("files are read whole when opened, by {threads} threads; {limit}")],
+            notes: vec![
+                format!("files are read whole when opened, by {threads} threads; {limit}"),
+                pages::note(options.huge_pages),
+            ],
         };
         Ram { description, options, threads, state: Mutex::default() }
     }
@@ -98,6 +102,10 @@ impl StorageTier for Ram {
         let (file, length) = files::open(path)?;
         self.reserve(path, length)?;
         let memory = HostMemory::allocate(length).and_then(|mut memory| {
+            if self.options.huge_pages {
+                // A system that refuses said so when the tier was opened (`pages::note`); small pages hold as much.
+                let _ = pages::ask_for_huge(&mut memory);
+            }
             files::load(path, &file, &mut memory, self.threads)?;
             Ok(memory)
         });

@@ -7,9 +7,10 @@ use crate::settings::Settings;
 use crate::stack;
 use anyhow::{Result, anyhow, bail};
 use engine_core::backend::DeviceDescription;
+use engine_core::config::Config;
 use engine_core::module::PluginKind;
-use engine_core::options::nearest;
-use engine_loader::{Catalogue, Entry, Origin, Standing};
+use engine_core::options::{OptionTable, nearest};
+use engine_loader::{Catalogue, Entry, Environment, Origin, Standing};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -27,8 +28,20 @@ pub(super) fn plugins(global: &Global, command: &PluginsCommand) -> Result<ExitC
     }
 }
 
+/// Every plug-in that there is, the linked-in ones included, with the devices that each has by its options of the config.
+fn catalogue(settings: &Settings) -> Catalogue {
+    let tables = settings.config.plugin_options.iter();
+    let compute = tables.filter(|((kind, _), _)| *kind == PluginKind::Compute);
+    let options = compute.map(|((_, name), table)| (name.clone(), table.clone())).collect();
+    let environment = Environment { options, ..Environment::from_process() };
+    // Paths of the config file are relative to it, and were made so when it was read; those of flags to this folder.
+    let mut catalogue = engine_loader::discover(&settings.config.plugins, Path::new("."), &environment);
+    stack::register(&mut catalogue);
+    catalogue
+}
+
 fn list(global: &Global, search: &SearchArgs) -> Result<()> {
-    let catalogue = stack::catalogue(&Settings::for_search(global, &search.plugins)?);
+    let catalogue = catalogue(&Settings::for_search(global, &search.plugins)?);
     if catalogue.entries().is_empty() {
         tracing::warn!(
             "no plug-in was found: they lie beside the program, or where --plugin or [plugins] paths say; \
@@ -41,7 +54,7 @@ fn list(global: &Global, search: &SearchArgs) -> Result<()> {
     output::write(&table(&catalogue))
 }
 
-/// A row per plug-in, those that are used first.
+/// A row per plug-in, those that are used first, and then why some of those have no device.
 fn table(catalogue: &Catalogue) -> String {
     let mut rows: Vec<(bool, Vec<String>)> = catalogue
         .entries()
@@ -56,7 +69,18 @@ fn table(catalogue: &Catalogue) -> String {
         .collect();
     rows.sort();
     let rows: Vec<Vec<String>> = rows.into_iter().map(|(_, row)| row).collect();
-    output::table(&["kind", "name", "version", "state", "path", "why"], &rows)
+    let mut text = output::table(&["kind", "name", "version", "state", "path", "why"], &rows);
+    for entry in catalogue.of_kind(PluginKind::Compute) {
+        if let (Some(name), Some(reason)) = (entry.name(), &entry.no_devices) {
+            text.push_str(&without_devices(name, reason));
+        }
+    }
+    text
+}
+
+/// A line about a plug-in that has no device.
+fn without_devices(name: &str, reason: &str) -> String {
+    format!("{name}: no devices: {}\n", reason.lines().collect::<Vec<_>>().join(" "))
 }
 
 fn state(entry: &Entry) -> &'static str {
@@ -125,7 +149,7 @@ fn inspect(global: &Global, plugin: &str, search: &SearchArgs) -> Result<()> {
     let file = library(plugin);
     let mut places: Vec<PathBuf> = file.iter().cloned().collect();
     places.extend(search.plugins.iter().cloned());
-    let catalogue = stack::catalogue(&Settings::for_search(global, &places)?);
+    let catalogue = catalogue(&Settings::for_search(global, &places)?);
     let entry = match &file {
         Some(path) => by_path(&catalogue, path)?,
         None => by_name(&catalogue, plugin)?,
@@ -210,7 +234,7 @@ fn text(entry: &Entry) -> String {
         if schema.fields.is_empty() {
             text.push_str("no options\n");
         } else {
-            let place = engine_core::config::Config::options_place(kind, name);
+            let place = Config::options_place(kind, name);
             let _ = writeln!(text, "options, in {place} of the config:");
             let rows: Vec<Vec<String>> = schema
                 .fields
@@ -240,12 +264,23 @@ pub(super) fn missing(settings: &Settings, catalogue: &Catalogue) -> Vec<String>
         .collect()
 }
 
-/// Every place, every plug-in, every doubt. Exit code 1 where the config names what cannot be had.
+/// Options of the config that the plug-in of their table refuses, a sentence each.
+fn wrong_options(settings: &Settings, catalogue: &Catalogue) -> Vec<String> {
+    let wrong = |((kind, name), table): (&(PluginKind, String), &OptionTable)| {
+        let schema = catalogue.find(*kind, name)?.schema.as_ref()?;
+        let error = schema.validate(table, &Config::options_place(*kind, name)).err()?;
+        Some(error.detail())
+    };
+    settings.config.plugin_options.iter().filter_map(wrong).collect()
+}
+
+/// Every place, every plug-in, every doubt. Exit code 1 where the config names what cannot be had, or an option is wrong.
 fn doctor(global: &Global, search: &SearchArgs) -> Result<ExitCode> {
     let settings = Settings::for_search(global, &search.plugins)?;
-    let catalogue = stack::catalogue(&settings);
-    let missing = missing(&settings, &catalogue);
-    let code = if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    let catalogue = catalogue(&settings);
+    let mut problems = missing(&settings, &catalogue);
+    problems.extend(wrong_options(&settings, &catalogue));
+    let code = if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     let config_file = settings.file.as_ref().map(|path| path.display().to_string());
     if search.json {
         let tried: Vec<Value> = catalogue
@@ -259,7 +294,7 @@ fn doctor(global: &Global, search: &SearchArgs) -> Result<ExitCode> {
             "config": config_file,
             "searched": tried,
             "plugins": entries_json(&catalogue),
-            "problems": missing,
+            "problems": problems,
         }))?;
         return Ok(code);
     }
@@ -289,10 +324,10 @@ fn doctor(global: &Global, search: &SearchArgs) -> Result<ExitCode> {
             let _ = writeln!(text, "    no devices: {reason}");
         }
     }
-    for problem in &missing {
+    for problem in &problems {
         let _ = writeln!(text, "problem: {problem}");
     }
-    if missing.is_empty() {
+    if problems.is_empty() {
         text.push_str("everything that the config names is there\n");
     }
     output::write(&text)?;
@@ -302,7 +337,7 @@ fn doctor(global: &Global, search: &SearchArgs) -> Result<ExitCode> {
 /// The devices of every compute plug-in, by the names that the config takes.
 pub(super) fn devices(global: &Global, args: &DevicesArgs) -> Result<()> {
     let settings = Settings::for_search(global, &args.search.plugins)?;
-    let catalogue = stack::catalogue(&settings);
+    let catalogue = catalogue(&settings);
     let chosen = &settings.config.compute.devices;
     let mut found: Vec<(String, DeviceDescription)> = Vec::new();
     let mut none: Vec<(String, String)> = Vec::new();
@@ -353,7 +388,7 @@ pub(super) fn devices(global: &Global, args: &DevicesArgs) -> Result<()> {
         .collect();
     let mut text = output::table(&["name", "in config", "memory", "class", "description"], &rows);
     for (name, why) in &none {
-        let _ = writeln!(text, "{name}: no devices: {why}");
+        text.push_str(&without_devices(name, why));
     }
     output::write(&text)
 }

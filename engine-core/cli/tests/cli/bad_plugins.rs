@@ -11,6 +11,7 @@ pub(crate) fn tests() -> Vec<Test> {
         ("must_show_5_bad_libraries", must_show_5_bad_libraries),
         ("plugins_list_and_inspect", plugins_list_and_inspect),
         ("plugins_doctor_lists_every_place", plugins_doctor_lists_every_place),
+        ("plugins_are_listed_with_the_options_of_the_config", plugins_with_options_of_the_config),
         ("plugins_conformance", plugins_conformance),
         ("trap_23_found_from_anywhere", trap_23_found_from_anywhere),
         ("trap_23_nothing_found", trap_23_nothing_found),
@@ -118,6 +119,39 @@ fn plugins_doctor_lists_every_place() {
     }
     let value = run(&["plugins", "doctor", "--json"]).json();
     assert!(value["searched"].is_array() && value["plugins"].is_array(), "{value}");
+}
+
+fn plugins_with_options_of_the_config() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("c.toml");
+    let with = |text: &str, arguments: &[&str]| {
+        std::fs::write(&path, text).unwrap();
+        run(&[&["plugins"][..], arguments, &["--config", path.to_str().unwrap()]].concat())
+    };
+    let text =
+        "[compute.options.qnn]\nlibrary = '/no/such/libOther.so'\n[compute.options.cpu]\nthreads = 1\n";
+    let listed = with(text, &["list"]);
+    let why = listed.stdout.lines().find(|line| line.starts_with("qnn: no devices: "));
+    assert!(why.is_some_and(|why| why.contains("/no/such/libOther.so")), "{}", listed.stdout);
+    for arguments in [&["inspect", "qnn"][..], &["doctor"]] {
+        let outcome = with(text, arguments);
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+        assert!(outcome.stdout.contains("/no/such/libOther.so"), "{}", outcome.stdout);
+    }
+    let cpu = with(text, &["inspect", "cpu", "--json"]).json();
+    let notes = cpu["devices"][0]["notes"].as_array().unwrap();
+    assert!(notes.iter().any(|note| note == "threads: 1, as asked for by `threads`"), "{cpu}");
+    // Wrong ones, of a device and of what has none.
+    let wrong = "[compute.options.cpu]\nthread = 1\n[storage.options.ram]\nthreads = 'many'\n";
+    let doctor = with(wrong, &["doctor"]);
+    assert_eq!(doctor.code, 1, "{}", doctor.stdout);
+    for wanted in [
+        "no devices: configuration: [compute.options.cpu]: unknown key `thread`; did you mean `threads`?",
+        "problem: [compute.options.cpu]: unknown key `thread`",
+        "problem: [storage.options.ram]: `threads` is \"many\"",
+    ] {
+        assert!(doctor.stdout.contains(wanted), "{wanted}: {}", doctor.stdout);
+    }
 }
 
 fn plugins_conformance() {

@@ -2,7 +2,7 @@
 
 use crate::support::{catalogue, compile, fixture, folder, liar_with, options, refusal};
 use engine_core::ComputeBackend;
-use engine_core::backend::DeviceDescription;
+use engine_core::backend::{DeviceDescription, ToleranceClass};
 use engine_core::cache::{Miss, Unit};
 use engine_core::module::{ComputeModule, Module, PluginInfo, PluginKind};
 use engine_core::options::{OptionTable, Schema};
@@ -70,6 +70,14 @@ fn a_probe_outlives_nobody() {
     assert_eq!(status.signal(), Some(14), "SIGALRM, not {status:?}");
 }
 
+engine_core::options! {
+    /// Options of the module that is linked in.
+    struct LinkedOptions {
+        /// How many devices there are.
+        devices: u32 = 0;
+    }
+}
+
 /// A module that is linked in, of the same name as `fixture_compute`.
 struct Linked;
 
@@ -78,39 +86,74 @@ impl Module for Linked {
         engine_plugin::info!("fixture", "Linked in.")
     }
     fn schema(&self) -> Schema {
-        Schema::default()
+        LinkedOptions::schema()
     }
 }
 
 impl ComputeModule for Linked {
-    fn devices(&self, _: &OptionTable) -> engine_core::Result<Vec<DeviceDescription>> {
-        Ok(Vec::new())
+    fn devices(&self, options: &OptionTable) -> engine_core::Result<Vec<DeviceDescription>> {
+        let options = LinkedOptions::from_table(options, "[compute.options.fixture]")?;
+        let device = |at| DeviceDescription {
+            name: format!("linked{at}"),
+            description: "a test".into(),
+            tolerance: ToleranceClass::F32,
+            memory_bytes: 0,
+            alignment: 1,
+            imports_host_memory: false,
+            needs_constant_weights: false,
+            max_buffer_bytes: 0,
+            notes: Vec::new(),
+        };
+        Ok((0..options.devices).map(device).collect())
     }
     fn why_none(&self) -> String {
-        "it is a test".into()
+        "no device was asked for".into()
     }
     fn open(&self, _: u32, _: &OptionTable) -> engine_core::Result<Box<dyn ComputeBackend>> {
         Err(engine_core::Error::unsupported("it is a test"))
     }
 }
 
-/// A library that the config names comes before what is linked in, whatever else was found to be no library.
 #[test]
 fn devices_are_listed_where_they_are_wanted_and_with_their_options() {
     let named = crate::support::plugins(&[&fixture("fixture_compute")]);
-    let found = |listed| {
-        let environment = engine_loader::Environment { listed, ..crate::support::environment() };
+    let found = |listed, options| {
+        let environment = engine_loader::Environment { listed, options, ..crate::support::environment() };
         let catalogue = engine_loader::discover(&named, std::path::Path::new("/"), &environment);
         let entry = catalogue.find(PluginKind::Compute, "fixture").unwrap();
-        assert!(entry.no_devices.is_none(), "{entry:?}");
-        entry.devices.len()
+        (entry.devices.len(), entry.no_devices.clone().unwrap_or_default())
     };
-    let three = [("devices".to_owned(), 3.into())].into_iter().collect();
-    assert_eq!(found(None), 2);
-    assert_eq!(found(Some(vec![("other".into(), Default::default())])), 0);
-    assert_eq!(found(Some(vec![("fixture".into(), three)])), 3);
+    let none = || String::new();
+    let of = |name: &str, text: &str| vec![(name.to_owned(), crate::support::options(text))];
+    assert_eq!(found(None, Vec::new()), (2, none()));
+    assert_eq!(found(Some(of("other", "")), Vec::new()), (0, none()));
+    assert_eq!(found(Some(of("fixture", "devices = 3")), of("fixture", "devices = 1")), (3, none()));
+    // Those of all, with the options of those that have some.
+    assert_eq!(found(None, of("other", "devices = 1")), (2, none()));
+    assert_eq!(found(None, of("fixture", "devices = 1")), (1, none()));
+    let (count, why) = found(None, of("fixture", "device = 1"));
+    assert!(count == 0 && why.contains("[compute.options.fixture]") && why.contains("`devices`"), "{why}");
 }
 
+#[test]
+fn what_is_linked_in_is_listed_with_its_options() {
+    let environment = |text: &str| engine_loader::Environment {
+        options: vec![("fixture".into(), crate::support::options(text))],
+        ..crate::support::environment()
+    };
+    let listed = |text: &str| {
+        let mut catalogue =
+            engine_loader::discover(&Default::default(), std::path::Path::new("/"), &environment(text));
+        catalogue.register_builtin(Box::new(Linked));
+        let entry = catalogue.find(PluginKind::Compute, "fixture").unwrap();
+        (entry.devices.len(), entry.no_devices.clone().unwrap_or_default())
+    };
+    assert_eq!(listed(""), (0, "no device was asked for".into()));
+    assert_eq!(listed("devices = 2"), (2, String::new()));
+    assert!(listed("devise = 2").1.contains("did you mean `devices`?"), "{:?}", listed("devise = 2"));
+}
+
+/// A library that the config names comes before what is linked in, whatever else was found to be no library.
 #[test]
 fn a_named_library_comes_before_what_is_linked_in() {
     let folder = folder();

@@ -147,6 +147,23 @@ impl Layer {
         Layer::new(device, Kind::Linear, &list, (input, outputs), weights, (columns as usize, rows as usize))
     }
 
+    /// The list of one projection `[rows x columns]` for one token, its weights in the device.
+    pub(crate) fn unprepared_linear(
+        device: &dyn ComputeBackend,
+        (rows, columns): (u64, u64),
+    ) -> Result<OperationList, Error> {
+        let mut list = OperationList::new(1);
+        let input = list.per_token("x", SlotRole::Input, DType::F32, columns)?;
+        let values = Numbers::some((rows * columns) as usize, 1, 0.2);
+        let buffer = placed(device, &values, BufferUse::Weights)?;
+        let role = SlotRole::Constant(BufferView { buffer, offset: 0 });
+        let weight = list.fixed("w", role, TensorType::matrix(DType::F32, rows, columns)?);
+        let output = list.per_token("y", SlotRole::Output, DType::F32, rows)?;
+        let kind = OperationKind::Linear { input, weight, bias: None, output, accumulate: false };
+        list.push("linear", kind, Arithmetic::F32);
+        Ok(list)
+    }
+
     /// A gated layer of `neurons`.
     pub(crate) fn ffn(
         device: &dyn ComputeBackend,

@@ -5,22 +5,22 @@ mod device;
 use std::path::Path;
 
 use engine_core::backend::Counter;
-use engine_core::config::Plugins;
 use engine_core::module::ComputeModule;
 use engine_core::options::OptionTable;
 use engine_core::{ClusterRange, ComputeBackend, Error};
-use engine_loader::{Environment, Standing};
 use libtest_mimic::Failed;
 use thermocline_compute_qnn::QnnModule;
 
+use crate::standin::{crashes, ensure};
 use device::{Layer, Numbers};
 
 /// Runs one.
 pub(crate) fn run(scenario: &str, library: &str) -> Result<(), String> {
     let result = match scenario {
         "missing" => missing(library),
-        "crash" => crashes(),
+        "crash" => crashes("libthermocline_compute_qnn.so"),
         "hang" => hangs(library),
+        "spellings" => spellings(library),
         "nothing" => unfit(library, "it offers no interface"),
         "other-version" => unfit(library, "it has no HTP backend (number 6) with core API 2"),
         "stuck-run" => stuck_run(library),
@@ -28,7 +28,12 @@ pub(crate) fn run(scenario: &str, library: &str) -> Result<(), String> {
         "failing-run" => failing_run(library),
         "refused-binary" => refused_binary(library),
         "closed-device" => closed_device(library),
-        "noisy" | "quiet" => quiet(library),
+        "noisy" => {
+            quiet(library, &["the library talks while it is asked", "the library talks while it opens"])
+        }
+        // What the library of the tested build prints when it is loaded.
+        "quiet" => quiet(library, &["# LIBNATIVE: "]),
+        "compiling-memory" => compiling_memory(library),
         "another-soc" => another_soc(library),
         "cache" => cache(library),
         "chunks" => chunks(library),
@@ -42,10 +47,6 @@ pub(crate) fn run(scenario: &str, library: &str) -> Result<(), String> {
         other => Err(format!("no scenario `{other}`").into()),
     };
     result.map_err(|failed| failed.message().unwrap_or("failed").to_owned())
-}
-
-fn ensure(condition: bool, found: impl std::fmt::Debug) -> Result<(), Failed> {
-    if condition { Ok(()) } else { Err(format!("{found:?}").into()) }
 }
 
 /// Options that name the library and keep nothing on disk.
@@ -102,23 +103,6 @@ fn hangs(library: &str) -> Result<(), Failed> {
     ensure(lost(&error, "did not end opening its device within 300 ms"), &error)?;
     let again = open(&options).err();
     ensure(lost(&again, "is not called again"), &again)
-}
-
-/// The loader's probe dies of it, in a process of its own; the plug-in is refused with the reason.
-fn crashes() -> Result<(), Failed> {
-    let program = std::env::current_exe()?;
-    let folder = program.parent().and_then(Path::parent).unwrap_or(Path::new("."));
-    let plugin = folder.join("libthermocline_compute_qnn.so");
-    let plugins = Plugins { paths: vec![plugin.display().to_string()], ..Plugins::default() };
-    let process = Environment::from_process();
-    let environment = Environment { probe: process.probe, ..Environment::default() };
-    let catalogue = engine_loader::discover(&plugins, folder, &environment);
-    let refused = |e: &engine_loader::Entry| match &e.standing {
-        Standing::Refused { reason } => Some(reason.clone()),
-        _ => None,
-    };
-    let reasons: Vec<String> = catalogue.entries().iter().filter_map(refused).collect();
-    ensure(reasons.iter().any(|r| r.contains("while it listed its devices")), reasons)
 }
 
 /// The third run never ends: its error says so, everything after it fails at once, and closing returns.
@@ -182,11 +166,34 @@ fn closed_device(library: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// What the parent sees of this on the standard output is nothing, and what the program prints itself still gets there.
-fn quiet(library: &str) -> Result<(), Failed> {
+/// Another spelling of a path is the same library, which is not called again.
+fn spellings(library: &str) -> Result<(), Failed> {
+    let first = open(&with(library, "driver_timeout_ms = 300")?).err();
+    ensure(lost(&first, "did not end opening its device within 300 ms"), &first)?;
+    let path = Path::new(library);
+    let (folder, file) = (path.parent().ok_or("no folder")?, path.file_name().ok_or("no file")?);
+    let name = folder.file_name().ok_or("no name")?;
+    let link = folder.join("link.so");
+    std::os::unix::fs::symlink(path, &link)?;
+    let spelled = [folder.join("..").join(name).join(file), folder.join(".").join(file), link.clone()];
+    for other in &spelled {
+        let error = open(&options(&other.display().to_string())).err();
+        ensure(lost(&error, "is not called again"), (other, &error))?;
+    }
+    Ok(std::fs::remove_file(link)?)
+}
+
+/// The parent sees nothing of this on the standard output but what the program prints itself, and what the library printed
+/// is told with the device.
+fn quiet(library: &str, words: &[&str]) -> Result<(), Failed> {
     let devices = QnnModule.devices(&options(library))?;
-    ensure(devices.len() == 1, devices)?;
     let device = open(&options(library))?;
+    for description in devices.iter().chain([device.describe()]) {
+        let note = description.notes.iter().find(|note| note.starts_with("the library printed: "));
+        let told = |words: &&str| note.is_some_and(|note| note.contains(words));
+        ensure(words.iter().all(told), description)?;
+    }
+    ensure(devices.len() == 1, devices)?;
     Layer::ffn(&*device, 2, (32, 64))?.run(&*device, 2)?;
     drop(device);
     Ok(())
@@ -323,6 +330,48 @@ fn two_chips(library: &str) -> Result<(), Failed> {
     ensure(matches!(&unknown, Some(Error::InvalidArgument { detail }) if said(detail)), unknown)
 }
 
+/// What a process takes besides, in KiB: stacks, the allocator's own, code that is paged in.
+const BESIDES: u64 = 16 << 10;
+
+/// Compiling a graph takes no more of the process's memory than is counted while it goes on, and less is counted afterwards;
+/// where that much is not left, it is refused before the library hears of it.
+fn compiling_memory(library: &str) -> Result<(), Failed> {
+    const WEIGHTS: u64 = 4096 * 2048 * 2;
+    let folder = tempfile::tempdir()?;
+    let device = open(&cached(library, folder.path(), "")?)?;
+    drop(Layer::linear(&*device, 1, (16, 32), 1)?);
+    let list = Layer::unprepared_linear(&*device, (4096, 2048))?;
+    let (counted, before) = (counter(&*device, "bytes_allocated"), status("VmRSS"));
+    // From here on the most is counted anew.
+    std::fs::write("/proc/self/clear_refs", "5")?;
+    let executable = device.prepare(&list)?;
+    let taken = status("VmHWM").saturating_sub(before);
+    let peak = counter(&*device, "bytes_allocated_peak") - counted;
+    let kept = counter(&*device, "bytes_allocated") - counted;
+    if std::env::var_os("SHOW_DISTANCES").is_some() {
+        eprint(&format!("{peak} bytes counted at most, {kept} kept, {taken} KiB taken"));
+    }
+    ensure(taken <= (peak >> 10) + BESIDES, (peak, kept, taken))?;
+    ensure((WEIGHTS..WEIGHTS + (1 << 20)).contains(&kept) && peak > 3 * WEIGHTS, (peak, kept))?;
+    device.release(executable)?;
+    drop(device);
+    // Room for the buffer of the weights, which are f32 there, and for the graph, but not for compiling it.
+    let limit = 5 * WEIGHTS;
+    let device = open(&with(library, &format!("memory_limit = {limit}"))?)?;
+    let list = Layer::unprepared_linear(&*device, (4096, 2048))?;
+    let error = device.prepare(&list).err();
+    let said = |d: &str| d.contains("compiling the graph of linear needs") && d.contains("`memory_limit`");
+    ensure(matches!(&error, Some(Error::OutOfMemory { detail }) if said(detail)), &error)?;
+    let counts = (counter(&*device, "graphs_compiled"), counter(&*device, "bytes_allocated"));
+    ensure(counts == (0, 2 * WEIGHTS), counts)?;
+    drop(device);
+    // What was compiled before is loaded within less.
+    let device = open(&cached(library, folder.path(), &format!("memory_limit = {}", limit + WEIGHTS))?)?;
+    let list = Layer::unprepared_linear(&*device, (4096, 2048))?;
+    device.prepare(&list)?;
+    ensure(counter(&*device, "graphs_loaded") == 1, counter(&*device, "graphs_loaded"))
+}
+
 /// The most that the process's memory may grow over the loads, in KiB: allocators keep what they got, and what is resident
 /// goes up and down by several MiB from one load to the next.
 const GROWTH: u64 = 8 << 10;
@@ -340,7 +389,7 @@ fn loads(library: &str) -> Result<(), Failed> {
         let left = counter(&*device, "bytes_allocated");
         ensure(left == 0, format!("load {load} left {left} bytes"))?;
         drop(device);
-        memory.push(resident());
+        memory.push(status("VmRSS"));
         handles.push((entries("/proc/self/task")?, entries("/proc/self/fd")?));
     }
     let least = |of: &[u64]| of.iter().copied().min().unwrap_or(0);
@@ -367,9 +416,9 @@ fn eprint(words: &str) {
     eprintln!("{words}");
 }
 
-/// Memory of this process in KiB.
-fn resident() -> u64 {
+/// Memory of this process in KiB, by a field of /proc/self/status.
+fn status(field: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = text.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+    let line = text.lines().find_map(|l| l.strip_prefix(field)?.strip_prefix(':'));
     line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse().ok()).unwrap_or(0)
 }
