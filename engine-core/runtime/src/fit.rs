@@ -50,9 +50,7 @@ pub(crate) fn fit(question: &Question<'_>) -> Result<Drawn> {
     let allowances = vec![allowance; told.devices.len()];
     change(&mut told, &allowances, u64::saturating_add);
     let mut first: Option<Weighed> = None;
-    // A planner may count bytes that the device does not (weights that it views): where less changes nothing, much less does.
-    let (mut last, mut step): (Option<Plan>, u64) = (None, 1);
-    for _ in 0..LESS {
+    for round in 0..LESS {
         let plan = match question.ask(&told) {
             Ok(plan) => plan,
             Err(Error::Infeasible { .. }) => return Err(infeasible(question, first.as_ref())),
@@ -62,10 +60,9 @@ pub(crate) fn fit(question: &Question<'_>) -> Result<Drawn> {
         if weighed.fits() {
             return more(question, &mut weigh, weighed, told);
         }
-        step = match last.replace(weighed.drawn.plan.clone()) {
-            Some(last) if last.layers == weighed.drawn.plan.layers => step.saturating_mul(2),
-            _ => 1,
-        };
+        // A planner may count bytes that the device does not (weights that it views): where a little less changes little, it
+        // is told of much less, and whatever that leaves is room.
+        let step = 1 << round.saturating_sub(3);
         let excess: Vec<u64> = weighed.excess().into_iter().map(|bytes| bytes.saturating_mul(step)).collect();
         change(&mut told, &excess, u64::saturating_sub);
         first.get_or_insert(weighed);
