@@ -71,6 +71,13 @@ pub(crate) fn plugin_of(device: &str) -> &str {
     device.split_once(':').map_or(device, |(plugin, _)| plugin)
 }
 
+/// A device's plug-in and its number there: `vulkan` is the first that the plug-in has, as `vulkan:0` is. None where the
+/// number is none, which is refused when the device is opened.
+fn number(device: &str) -> (&str, Option<u32>) {
+    let index = device.split_once(':').map_or(Some(0), |(_, index)| index.parse().ok());
+    (plugin_of(device), index)
+}
+
 /// The options of a device's plug-in: its table in the config, and `--threads` where it has such an option.
 pub(crate) fn device_options(settings: &Settings, catalogue: &Catalogue, device: &str) -> OptionTable {
     let plugin = plugin_of(device);
@@ -95,7 +102,10 @@ pub(crate) fn open(settings: &Settings) -> Result<Opened> {
     let config = &settings.config;
     let options = |kind, name: &str| config.options_of(kind, name);
     let (storage, cache, planner) = (&config.storage.tier, &config.cache.policy, &config.planner.name);
+    planned_devices(settings, |device| config.compute.devices.contains(device), "which is none of")?;
     let (compute, fallbacks) = devices(settings, &catalogue)?;
+    let opened = |device: &String| compute.iter().any(|(name, _)| name == device);
+    planned_devices(settings, opened, "which cannot be had, though it is one of")?;
     let stack = Stack {
         storage: catalogue.open_storage(storage, &options(PluginKind::Storage, storage))?,
         cache: catalogue.open_cache(cache, &options(PluginKind::Cache, cache))?,
@@ -127,6 +137,23 @@ pub(crate) fn open(settings: &Settings) -> Result<Opened> {
     Ok(Opened { stack, plugins, fallbacks })
 }
 
+/// The devices that the planner is to use are `there`; `what` says of others how they are not.
+fn planned_devices(settings: &Settings, there: impl Fn(&String) -> bool, what: &str) -> Result<()> {
+    let planner = &settings.config.planner;
+    for (key, device) in [("attention", &planner.attention), ("prefill", &planner.prefill)] {
+        if !device.is_empty() && !there(device) {
+            // There is no flag for it, so it came from a file.
+            let file = settings.file.as_ref().map_or("config".into(), |file| file.display().to_string());
+            bail!(
+                "{file}: [planner]: `{key}` is {device:?}, {what} the devices of this run: {} ([compute] devices, or \
+                 --device)",
+                settings.config.compute.devices.join(", ")
+            );
+        }
+    }
+    Ok(())
+}
+
 type Devices = Vec<(String, Arc<dyn ComputeBackend>)>;
 
 /// The devices of the config that can be had, and why the others cannot.
@@ -135,8 +162,12 @@ fn devices(settings: &Settings, catalogue: &Catalogue) -> Result<(Devices, Vec<F
     let mut opened: Devices = Vec::new();
     let mut failed: Vec<(&String, LoadError)> = Vec::new();
     for device in wanted {
-        if opened.iter().any(|(name, _)| name == device) {
-            bail!(Usage(format!("device `{device}` is named twice")));
+        let again = wanted.iter().take_while(|other| !std::ptr::eq(*other, device));
+        if let Some(other) = again.into_iter().find(|other| number(other) == number(device)) {
+            bail!(Usage(match other == device {
+                true => format!("device `{device}` is named twice"),
+                false => format!("devices `{other}` and `{device}` are the same device; name it once"),
+            }));
         }
         match catalogue.open_compute(device, &device_options(settings, catalogue, device)) {
             Ok(backend) => opened.push((device.clone(), backend)),

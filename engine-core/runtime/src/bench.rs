@@ -35,7 +35,8 @@ pub struct BenchReport {
     pub prompt_runs: Vec<f64>,
     /// Tokens per second of each decode run.
     pub generate_runs: Vec<f64>,
-    /// What a decoded token read, by the device's own count over all measured runs; `None` where it keeps none.
+    /// What a decoded token read, by the devices' own counts over all measured runs, and by arithmetic for those that keep none
+    /// and skip nothing; `None` where neither says it.
     pub step_bytes: Option<StepBytes>,
 }
 
@@ -117,7 +118,7 @@ pub fn bench(engines: &[&Engine], options: BenchOptions, ids: Option<&[u32]>) ->
         }
         let report =
             BenchReport { prompt: options.prompt, generate: options.generate, ..BenchReport::default() };
-        runs.push(Run { session: engine.session()?, ids, report, read: Some(0) });
+        runs.push(Run { session: engine.session()?, ids, report, read: 0 });
     }
     // Run 0 warms up. The kinds take turns, and so do the engines, so that a slow moment of the machine meets all.
     for turn in 0..=options.repeats {
@@ -134,9 +135,11 @@ pub fn bench(engines: &[&Engine], options: BenchOptions, ids: Option<&[u32]>) ->
     Ok(runs
         .into_iter()
         .map(|mut run| {
-            let read = run.read.filter(|_| tokens > 0.0);
-            run.report.step_bytes =
-                read.map(|read| run.session.engine().step_bytes(read as f64 / tokens, options.generate));
+            let engine = run.session.engine();
+            let uncounted = engine.weight_bytes_uncounted().filter(|_| tokens > 0.0);
+            run.report.step_bytes = uncounted.map(|uncounted| {
+                engine.step_bytes(run.read as f64 / tokens + uncounted as f64, options.generate)
+            });
             run.report
         })
         .collect())
@@ -147,8 +150,8 @@ struct Run {
     session: Session,
     ids: Vec<u32>,
     report: BenchReport,
-    /// Bytes of weights that the device read while decoding was measured; `None` where it does not count.
-    read: Option<u64>,
+    /// Bytes of weights that devices which count them read while decoding was measured.
+    read: u64,
 }
 
 impl Run {
@@ -174,10 +177,7 @@ impl Run {
         if measured {
             self.report.generate_runs.push(per_second(tokens, time));
             let after = self.session.engine().weight_bytes_read();
-            self.read = match (self.read, before, after) {
-                (Some(sum), Some(before), Some(after)) => Some(sum + after.saturating_sub(before)),
-                _ => None,
-            };
+            self.read += after.saturating_sub(before);
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use crate::stages::{Bound, Named, Prepared, ProgramMemory, StageTimes, Times, na
 use crate::{Engine, Result, RuntimeError};
 use engine_core::backend::{BufferUse, BufferView};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 /// What reads and writes a cache.
@@ -102,7 +103,8 @@ impl Caches {
         self.moved.iter().flat_map(since).collect()
     }
 
-    /// Brings the `past` positions of the sequence to the caches of a phase, where these do not have them.
+    /// Brings the `past` positions of the sequence to the caches of a phase, where these do not have them: those that are
+    /// missing, a piece at a time.
     pub(crate) fn ready(&mut self, engine: &Engine, phase: Phase, past: u32) -> Result<()> {
         let there = match phase {
             Phase::Step => self.step,
@@ -111,39 +113,44 @@ impl Caches {
         if there >= past {
             return Ok(());
         }
-        let context = engine.context();
-        // Few sizes, so that few lists are prepared.
-        let positions = past.checked_next_power_of_two().unwrap_or(context).min(context);
+        let mut memory: BTreeMap<Move, ProgramMemory> = BTreeMap::new();
         let layers = engine.plan().layers.iter().zip(&engine.model().layers);
         for ((plan, described), layer) in layers.zip(&self.layers) {
-            let Some(moved) = moved(plan, described, context, positions) else { continue };
+            let Some(moved) = moved(plan, described, engine.context()) else { continue };
             let (moved, from) = match phase {
                 Phase::Step => (moved, Phase::Body),
                 Phase::Body => (moved.back(), Phase::Step),
             };
             let list = engine.move_list(moved)?;
-            let mut memory = ProgramMemory::new(&list, engine.devices())?;
-            let bound = Bound {
-                tokens: 1,
-                past: Some(past - 1),
-                residual: None,
-                caches: vec![layer.at(from), layer.at(phase)],
-                host: Vec::new(),
+            let memory = match memory.entry(moved) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(ProgramMemory::new(&list, engine.devices())?),
             };
-            let spans = list.run(engine.devices(), &mut memory, bound, "moving the KV cache")?;
-            self.bytes_moved += moved_bytes(moved, past);
             let of = self.moved.entry((moved.from, moved.to));
             let of = of.or_insert_with(|| Moved { times: Times::default(), list: Arc::clone(&list) });
-            of.times.add(&list.program, &spans);
+            for start in (there..past).step_by(moved.positions() as usize) {
+                let count = moved.positions().min(past - start);
+                let bound = Bound {
+                    tokens: 1,
+                    past: Some(count - 1),
+                    base: start,
+                    residual: None,
+                    caches: vec![layer.at(from), layer.at(phase)],
+                    host: Vec::new(),
+                };
+                let spans = list.run(engine.devices(), memory, bound, "moving the KV cache")?;
+                self.bytes_moved += moved_bytes(moved, count);
+                of.times.add(&list.program, &spans);
+            }
         }
         self.filled(phase, past);
         Ok(())
     }
 }
 
-/// Bytes of keys and values of `past` positions.
-fn moved_bytes(moved: Move, past: u32) -> u64 {
-    u64::from(past) * u64::from(moved.kv_heads) * u64::from(moved.head_dim) * 4
+/// Bytes of keys and values of so many positions.
+fn moved_bytes(moved: Move, positions: u32) -> u64 {
+    u64::from(positions) * u64::from(moved.kv_heads) * u64::from(moved.head_dim) * 4
 }
 
 impl Layer {

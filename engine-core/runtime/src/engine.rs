@@ -14,7 +14,7 @@ use engine_core::cache::Region;
 use engine_core::planner::{ModelProfile, Plan};
 use engine_core::{CachePolicy, ComputeBackend, Planner, StorageTier};
 use formats::{GgufFile, ModelDescription};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -64,8 +64,8 @@ struct Inner {
     body: Prepared,
     head: Prepared,
     score: Mutex<Option<Arc<Prepared>>>,
-    /// Moves of the KV cache between devices, prepared when they are first needed.
-    moves: Mutex<HashMap<Move, Arc<Prepared>>>,
+    /// Moves of the KV cache between devices.
+    moves: BTreeMap<Move, Arc<Prepared>>,
     weights: Weights,
     // The policy is kept although nothing is ever evicted: a model that is resident needs no decisions.
     _cache: Mutex<Box<dyn CachePolicy>>,
@@ -94,7 +94,8 @@ impl Engine {
         Engine::load_file(&file, stack, options)
     }
 
-    /// What [`Engine::load_file`] would do, without reading, copying or preparing anything.
+    /// What [`Engine::load_file`] would do, without reading or copying anything. Lists are prepared with nothing in them, so
+    /// that devices with a limited memory tell what they take, and given back.
     ///
     /// # Errors
     /// As [`Engine::load`], but for what only shows when weights are brought to a device.
@@ -123,6 +124,11 @@ impl Engine {
         let step = prepare(step(graph_options)?, "decode")?;
         let body = prepare(body(graph_options, planned.options.batch)?, "prefill")?;
         let head = prepare(head(graph_options, 1)?, "the head")?;
+        let moves = graphs.moves().into_iter().map(|moved| {
+            let prepared = Prepared::new(moved.program()?, devices, "moves of the KV cache")?;
+            Ok((moved, Arc::new(prepared)))
+        });
+        let moves = moves.collect::<Result<_>>()?;
         let load_seconds = started.elapsed().as_secs_f64();
         tracing::debug!(
             "plan {seconds:.1?}, weights {:.1?}, lists {:.1?}",
@@ -143,7 +149,7 @@ impl Engine {
             body,
             head,
             score: Mutex::new(None),
-            moves: Mutex::default(),
+            moves,
             weights,
             _cache: Mutex::new(cache),
             model,
@@ -240,7 +246,8 @@ impl Engine {
         self.inner.load_seconds
     }
 
-    /// Bytes of weights on the device (or viewed by it) as it has them, each once: tied embeddings count once.
+    /// Bytes of weights in memory: what devices view, once, however many do, and what each holds itself. Tied embeddings
+    /// count once.
     pub fn weight_bytes(&self) -> u64 {
         self.inner.weights.bytes
     }
@@ -263,8 +270,13 @@ impl Engine {
 
     /// Sizes as the device with embedding and head has them.
     pub(crate) fn sizes(&self) -> Sizes<'_> {
-        let home = self.inner.on.get(self.inner.plan.embedding as usize);
-        let conversions = home.map_or(Conversions::NONE, |device| &device.conversions);
+        self.sizes_on(self.inner.plan.embedding as usize)
+    }
+
+    /// Sizes as a device of the plan has them.
+    pub(crate) fn sizes_on(&self, device: usize) -> Sizes<'_> {
+        let on = self.inner.on.get(device);
+        let conversions = on.map_or(Conversions::NONE, |device| &device.conversions);
         Sizes { model: &self.inner.model, conversions }
     }
 
@@ -317,16 +329,12 @@ impl Engine {
         Prepared::new(program, &self.inner.devices, what)
     }
 
-    /// What moves keys and values of a layer, prepared when it is first needed.
+    /// What moves keys and values of a layer.
     pub(crate) fn move_list(&self, moved: Move) -> Result<Arc<Prepared>> {
-        let mut moves = lock(&self.inner.moves);
-        if let Some(known) = moves.get(&moved) {
-            return Ok(Arc::clone(known));
-        }
-        let prepared = Prepared::new(moved.program()?, &self.inner.devices, "moves of the KV cache")?;
-        let prepared = Arc::new(prepared);
-        moves.insert(moved, Arc::clone(&prepared));
-        Ok(prepared)
+        self.inner.moves.get(&moved).map(Arc::clone).ok_or_else(|| {
+            let source = engine_core::Error::internal(format!("no list was prepared for {moved:?}"));
+            RuntimeError::device("host", "moving the KV cache")(source)
+        })
     }
 
     /// Ids that may be appended behind `past` others: at least one, of the vocabulary, within the context.
@@ -347,6 +355,14 @@ impl Engine {
     /// Rows that [`Engine::score_list`] takes at once.
     pub(crate) fn score_rows(&self) -> u32 {
         SCORE_ROWS.min(self.inner.options.batch)
+    }
+
+    /// A device that is lost may be at work for ever, on weights where the storage tier has them: those stay until the
+    /// program ends. Whatever runs lists of the engine tells it of their errors.
+    pub(crate) fn keep_if_lost(&self, error: &RuntimeError) {
+        if error.is_device_lost() {
+            std::mem::forget(self.clone());
+        }
     }
 
     /// Alignment of the residual's rows.

@@ -259,6 +259,54 @@ fn prefill_goes_in_batches_and_decode_in_one_submission() {
 }
 
 #[test]
+fn a_prefill_that_may_be_given_up_goes_in_parts() {
+    let device = Arc::new(FakeDevice::new());
+    let wide = EngineOptions { context: 256, batch: 64, ..options() };
+    let mut session = load(&device, wide).unwrap().session().unwrap();
+    let (ids, cancel): (Vec<u32>, _) = ((0..100).collect(), AtomicBool::new(false));
+    assert!(session.prefill_until(&ids, &cancel).unwrap());
+    session.rewind(0).unwrap();
+    assert!(session.prefill_until(&ids[..64], &cancel).unwrap());
+    let tokens: Vec<u32> = device.log.lock().unwrap().submissions.iter().map(|s| s.1).collect();
+    // The first part finds out how fast the device is; each prefill ends with the head.
+    assert_eq!(tokens, [16, 48, 36, 1, 64, 1]);
+    cancel.store(true, Ordering::Relaxed);
+    assert!(!session.prefill_until(&ids, &cancel).unwrap());
+    assert_eq!(session.past(), 64);
+    // What pads its lists is given whole ones.
+    let device = Arc::new(FakeDevice::describing(|device| device.needs_constant_weights = true));
+    let wide = EngineOptions { context: 256, batch: 64, ..options() };
+    let mut session = load(&device, wide).unwrap().session().unwrap();
+    assert!(session.prefill_until(&ids, &AtomicBool::new(false)).unwrap());
+    let tokens: Vec<u32> = device.log.lock().unwrap().submissions.iter().map(|s| s.1).collect();
+    assert!(tokens.ends_with(&[64, 36, 1]), "{tokens:?}");
+}
+
+#[test]
+fn weights_of_a_lost_device_stay() {
+    let lost = |device: &FakeDevice| {
+        let mut log = device.log.lock().unwrap();
+        log.fail_after = Some(log.submissions.len());
+    };
+    let ends: [fn(&Engine) -> RuntimeError; 2] = [
+        |engine| engine.session().unwrap().prefill(&[1, 2]).unwrap_err(),
+        |engine| {
+            let mut observer = crate::Observer::new(engine, crate::Wanted::default()).unwrap();
+            observer.run(&[1, 2], &mut |_, _| ()).unwrap_err()
+        },
+    ];
+    for end in ends {
+        let device = Arc::new(FakeDevice::new());
+        let engine = load(&device, options()).unwrap();
+        lost(&device);
+        let error = end(&engine);
+        assert!(error.is_device_lost(), "{error}");
+        drop(engine);
+        assert!(!device.log.lock().unwrap().live.is_empty(), "the file that the device views was given back");
+    }
+}
+
+#[test]
 fn mistakes_of_callers_are_errors_and_change_nothing() {
     let device = Arc::new(FakeDevice::new());
     let mut session = load(&device, options()).unwrap().session().unwrap();
@@ -412,8 +460,14 @@ fn benches_measure_every_run() {
     assert_eq!(reports.len(), 2);
     for report in reports {
         assert_eq!((report.prompt_runs.len(), report.generate_runs.len()), (2, 2));
-        assert_eq!(report.step_bytes, None); // the fake counts no bytes
+        // The fake counts no bytes, but skips nothing.
+        let read = report.step_bytes.unwrap();
+        assert!(read.ffn > 0.0 && read.total() - read.kv == engine.weight_bytes_uncounted().unwrap() as f64);
     }
+    let skips = FakePlanner(|plan, _| plan.layers[3].ffn[0].sparsity = SparsityPolicy::GateFirst);
+    let skipping = load_planned(&device, skips, self::options()).unwrap();
+    let reports = crate::bench::bench(&[&skipping], options, None).unwrap();
+    assert_eq!(reports[0].step_bytes, None);
     let few = crate::bench::bench(&[&engine], options, Some(&[1, 2, 3]));
     assert!(few.unwrap_err().to_string().contains("3 ids"));
     let too_long = crate::bench::BenchOptions { prompt: 33, ..options };

@@ -85,7 +85,7 @@ pub struct Generation {
 }
 
 /// Appends `prompt` to the session and generates. `on_text` gets the text as it comes, in whole characters; joined it is
-/// [`Generation::text`]. Setting `cancel` (from a signal handler, say) ends it between two tokens or prefill batches
+/// [`Generation::text`]. Setting `cancel` (from a signal handler, say) ends it between two tokens or parts of a prefill
 /// with what there is.
 ///
 /// Where the context is full the generation ends with [`FinishReason::Length`]: nothing is ever shifted out.

@@ -4,6 +4,7 @@
 use crate::RuntimeError;
 use crate::conversions::{Conversions, Use};
 use crate::graph::OnDevice;
+use crate::need;
 use crate::weight::Weight;
 use engine_core::backend::DeviceDescription;
 use engine_core::planner::{
@@ -177,10 +178,7 @@ pub(crate) fn on_device(
     description: &DeviceDescription,
     (conversions, resident): (Conversions, Option<u64>),
 ) -> crate::Result<OnDevice> {
-    let longest = description.max_buffer_bytes; // files are viewed whole
-    // What compiles its weights into graphs holds them itself.
-    let views = description.imports_host_memory && !description.needs_constant_weights;
-    let views = views && resident.is_some_and(|bytes| longest == 0 || bytes <= longest);
+    let views = need::views(description, resident);
     let mut held = Vec::with_capacity(plan.layers.len());
     for (layer, placed) in model.layers.iter().zip(&plan.layers) {
         let (ffn, neurons) = (&layer.ffn, u32::try_from(layer.ffn.n_ff).unwrap_or(u32::MAX));

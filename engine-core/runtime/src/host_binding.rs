@@ -2,15 +2,17 @@
 //! storage tiers.
 #![expect(unsafe_code, reason = "a span of host memory is valid only as long as the work that uses it")]
 
+use crate::resource::DeviceBuffer;
 use crate::stages::Span;
 use engine_core::backend::{
-    ActiveRanges, Bindings, Bound, BufferView, ExecutableId, SequenceSpan, TimelineValue,
+    ActiveRanges, Bindings, Bound, BufferUse, BufferView, ExecutableId, SequenceSpan, TimelineValue,
 };
 use engine_core::error::FOREVER;
 use engine_core::operation::SlotId;
 use engine_core::storage::{FileId, Read};
 use engine_core::{ComputeBackend, HostMemory, HostSpan, Reached, Result, StorageTier};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What one submission is bound to.
@@ -200,6 +202,35 @@ pub(crate) fn read(
     while storage.wait(value, FOREVER)? == Reached::TimedOut {}
     let from = (range.start - start) as usize; // less than the alignment
     Ok((memory, from..from + (range.end - range.start) as usize))
+}
+
+/// Memory of a device that stands where weights would be, in lists that are never run: zeroed memory of the host, which
+/// nothing touches and which so takes none, where the device views such; an allocation where it does not.
+pub(crate) struct StandIn {
+    buffer: DeviceBuffer,
+    /// Given back behind the view.
+    _memory: Option<HostMemory>,
+}
+
+impl StandIn {
+    pub(crate) fn new(backend: &Arc<dyn ComputeBackend>, bytes: u64) -> Result<StandIn> {
+        if backend.describe().imports_host_memory {
+            let memory = HostMemory::allocate(bytes)?;
+            // SAFETY: the memory outlives the buffer, which is declared (and so dropped) before it, and nothing writes it.
+            let span = unsafe { memory.span() };
+            match DeviceBuffer::import(backend, span) {
+                Ok(buffer) => return Ok(StandIn { buffer, _memory: Some(memory) }),
+                Err(engine_core::Error::Unsupported { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let buffer = DeviceBuffer::allocate(backend, bytes, BufferUse::Weights)?;
+        Ok(StandIn { buffer, _memory: None })
+    }
+
+    pub(crate) fn view(&self) -> BufferView {
+        self.buffer.at(0)
+    }
 }
 
 /// A span that is passed around and never followed, for tests of what passes it around.

@@ -75,6 +75,10 @@ fn each_device_is_given_its_part_and_gives_it_back() {
     let quarter = 8 * 3 * 256 * 256 / 32 * 34;
     assert_eq!((held(&devices[0]), held(&devices[1])), (0, quarter));
     assert_eq!(engine.weight_bytes_copied(), quarter);
+    // What both view is there once.
+    let whole = load(&pair(), |_, _| ()).unwrap().weight_bytes();
+    assert_eq!(load(&pair(), divide).unwrap().weight_bytes(), whole);
+    assert_eq!(engine.weight_bytes(), whole + quarter);
     let mut session = engine.session().unwrap();
     session.prefill(&[1, 2, 3]).unwrap();
     session.decode(4).unwrap();
@@ -107,14 +111,39 @@ fn keys_and_values_are_moved_once_and_only_where_they_are_needed() {
     assert_eq!(moved(&session), 9);
     // A single id is a batch here, so that how ids are divided changes nothing.
     session.prefill(&[3]).unwrap();
-    assert_eq!(moved(&session), 9 + 11);
+    assert_eq!(moved(&session), 9 + 2, "the nine are there still");
     session.rewind(4).unwrap();
     session.decode(5).unwrap();
-    assert_eq!(moved(&session), 9 + 11, "both caches have the first four positions");
+    assert_eq!(moved(&session), 9 + 2, "both caches have the first four positions");
     session.prefill(&[6, 7]).unwrap();
-    assert_eq!(moved(&session), 9 + 11 + 5);
+    assert_eq!(moved(&session), 9 + 2 + 1);
     let kinds: Vec<String> = session.statistics().stages.into_iter().map(|stage| stage.what).collect();
     assert_eq!(kinds.iter().filter(|what| *what == "kv_export").count(), 2, "there and back: {kinds:?}");
+}
+
+#[test]
+fn a_long_sequence_is_moved_a_piece_at_a_time() {
+    let devices = pair();
+    let options = EngineOptions { context: 1300, batch: 256, ..options() };
+    let engine = load_on([&devices[0], &devices[1]], FakePlanner(batches_elsewhere), options).unwrap();
+    let mut session = engine.session().unwrap();
+    let ids = vec![1; 1200];
+    session.prefill(&ids).unwrap();
+    let live = |device: &FakeDevice| device.log.lock().unwrap().live.len();
+    let before = [live(&devices[0]), live(&devices[1])];
+    session.decode(1).unwrap();
+    let attention = &engine.model().layers[0].attention;
+    let position = 4 * (attention.n_head_kv * attention.head_dim) as u64;
+    let (pieces, at_once) = (1200u64.div_ceil((1 << 19) / position), (1 << 19) / position);
+    assert!(pieces > 1 && 1200 % at_once != 0, "{at_once} positions at once show nothing");
+    let stages = session.statistics().stages;
+    let export = stages.iter().find(|stage| stage.what == "kv_export").unwrap();
+    assert_eq!((export.submissions, session.statistics().kv_bytes_moved), (8 * pieces, 8 * 1200 * position));
+    // No list is made for it, nor is any later.
+    session.rewind(40).unwrap();
+    session.prefill(&ids[..7]).unwrap();
+    session.decode(1).unwrap();
+    assert_eq!([live(&devices[0]), live(&devices[1])], before);
 }
 
 #[test]

@@ -26,6 +26,7 @@ mod engine_tests;
 mod error;
 #[cfg(test)]
 mod fakes;
+mod fit;
 mod generate;
 mod graph;
 mod held;
@@ -34,6 +35,7 @@ mod held_tests;
 mod host_binding;
 #[cfg(test)]
 mod hybrid_tests;
+mod need;
 mod observe;
 mod options;
 mod planning;

@@ -143,11 +143,12 @@ impl Observer {
         let bound = Bound {
             tokens: ids.len() as u32,
             past: Some(past),
+            base: 0,
             residual: Some(self.residual.at(0)),
             caches: self.caches.iter().map(|cache| cache.at(0)).collect(),
             host,
         };
-        self.list.run(engine.devices(), &mut self.memory, bound, "observing neurons")?;
-        Ok(())
+        let run = self.list.run(engine.devices(), &mut self.memory, bound, "observing neurons");
+        run.map(drop).inspect_err(|error| engine.keep_if_lost(error))
     }
 }

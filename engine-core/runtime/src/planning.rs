@@ -2,6 +2,8 @@
 //! device.
 
 use crate::conversions::Conversions;
+use crate::engine::SCORE_ROWS;
+use crate::fit::fit;
 use crate::graph::{GraphOptions, OnDevice, body, head, step};
 use crate::held;
 use crate::options::EngineOptions;
@@ -12,8 +14,10 @@ use crate::support::{condensed, denied, distinct};
 use crate::weight::Weight;
 use crate::weight_types;
 use crate::{Result, RuntimeError, Stack};
-use engine_core::ComputeBackend;
-use engine_core::planner::{Budget, LayerPlan, ModelProfile, Plan, SparsityKind, SparsityPolicy};
+use engine_core::planner::{
+    Budget, HardwareProfile, LayerPlan, ModelProfile, Plan, SparsityKind, SparsityPolicy,
+};
+use engine_core::{ComputeBackend, Error};
 use formats::model::{Layer, Requirement};
 use formats::{Container, GgufFile, ModelDescription};
 use std::collections::BTreeSet;
@@ -76,17 +80,10 @@ impl Planned {
         }
         let context = check_options(&model, &mut options)?;
         check_predictors(file, &model, &options)?;
-        let (profile, mut plan) = plan(file, &model, stack, &options, context)?;
-        let devices = devices(&plan, &stack.compute)?;
-        let resident = stack.storage.describe().resident.then(|| file.file_len());
-        let on = devices.iter().enumerate().map(|(at, device)| {
-            let conversions = Conversions::of(&*device.backend, &model, options.activations);
-            held::on_device(&model, &plan, at as u32, device.backend.describe(), (conversions, resident))
-        });
-        let on: Vec<OnDevice> = on.collect::<Result<_>>()?;
-        let graphs =
-            Graphs { model: &model, plan: &plan, options: &options, context, devices: &devices, on: &on };
-        let weights = graphs.check_support()?;
+        let question = Question::new(file, &model, stack, &options, context)?;
+        let Drawn { mut plan, devices, on, weights, .. } = fit(&question)?;
+        let profile = question.profile;
+        tell(&model, &options, &plan)?;
         for (device, weights) in devices.iter().zip(&weights) {
             plan.fallbacks.extend(weight_types::fallbacks(weights, &device.name, options.strict)?);
         }
@@ -157,22 +154,24 @@ impl<'a> Graphs<'a> {
         }
     }
 
-    /// Asks each device for every operation of its lists; returns the weights that these read, each once.
-    pub(crate) fn check_support(&self) -> Result<Vec<Vec<Weight>>> {
+    /// Asks each device for every operation of its lists; returns these, those for scoring among them, and the weights
+    /// that they read, each once.
+    fn check_support(&self) -> Result<(Vec<Program>, Vec<Vec<Weight>>)> {
         let options = self.options();
-        let graphs = [step(options)?, body(options, self.options.batch)?, head(options, 1)?];
+        let scored = SCORE_ROWS.min(self.options.batch);
+        let graphs =
+            [step(options)?, body(options, self.options.batch)?, head(options, 1)?, head(options, scored)?];
         let mut programs =
             graphs.into_iter().map(|graph| Program::of(graph, &[])).collect::<Result<Vec<_>>>()?;
-        for moved in self.moves(self.context) {
-            programs.extend([moved.program()?, moved.back().program()?]);
-        }
+        programs.extend(self.moves().into_iter().map(Move::program).collect::<Result<Vec<_>>>()?);
         self.check(&programs)?;
         let weights = (0..self.devices.len() as u32).map(|device| {
             let mut known = BTreeSet::new();
             let weights = programs.iter().filter_map(|program| program.weights.get(&device)).flatten();
             weights.filter(|weight| known.insert(weight.name.clone())).cloned().collect()
         });
-        Ok(weights.collect())
+        let weights = weights.collect();
+        Ok((programs, weights))
     }
 
     /// Asks each device for every operation of its stages.
@@ -193,15 +192,16 @@ impl<'a> Graphs<'a> {
         Ok(())
     }
 
-    /// The kinds of moves of keys and values from where batches leave them to where single tokens need them.
-    pub(crate) fn moves(&self, positions: u32) -> BTreeSet<Move> {
+    /// The kinds of moves of keys and values: from where batches leave them to where single tokens need them, and back.
+    pub(crate) fn moves(&self) -> BTreeSet<Move> {
         let layers = self.plan.layers.iter().zip(&self.model.layers);
-        layers.filter_map(|(plan, layer)| moved(plan, layer, self.context, positions)).collect()
+        let there = layers.filter_map(|(plan, layer)| moved(plan, layer, self.context));
+        there.flat_map(|moved| [moved, moved.back()]).collect()
     }
 }
 
 /// The move of a layer's keys and values, where batches and single tokens have their caches on different devices.
-pub(crate) fn moved(plan: &LayerPlan, layer: &Layer, context: u32, positions: u32) -> Option<Move> {
+pub(crate) fn moved(plan: &LayerPlan, layer: &Layer, context: u32) -> Option<Move> {
     let prefill = plan.prefill.as_ref().filter(|prefill| prefill.attention != plan.attention)?;
     let attention = &layer.attention;
     Some(Move {
@@ -211,7 +211,6 @@ pub(crate) fn moved(plan: &LayerPlan, layer: &Layer, context: u32, positions: u3
         kv_heads: u32::try_from(attention.n_head_kv).unwrap_or(u32::MAX),
         head_dim: u32::try_from(attention.head_dim).unwrap_or(u32::MAX),
         context,
-        positions,
     })
 }
 
@@ -266,57 +265,135 @@ fn check_predictors(file: &GgufFile, model: &ModelDescription, options: &EngineO
     Err(RuntimeError::Strict { fallbacks: without.iter().map(fallback).collect() })
 }
 
-fn plan(
-    file: &GgufFile,
-    model: &ModelDescription,
-    stack: &Stack,
-    options: &EngineOptions,
+/// What a planner is asked, and what its answers are turned into.
+pub(crate) struct Question<'a> {
+    pub(crate) model: &'a ModelDescription,
+    pub(crate) options: &'a EngineOptions,
+    stack: &'a Stack,
     context: u32,
-) -> Result<(ModelProfile, Plan)> {
-    let compute = &stack.compute;
-    if compute.is_empty() {
-        let problem = "is empty; name at least one device, such as \"cpu\"".into();
-        return Err(RuntimeError::Option { option: "devices", problem });
+    /// Length of the files, where the storage tier keeps them in memory.
+    pub(crate) resident: Option<u64>,
+    pub(crate) profile: ModelProfile,
+    /// With memory as it is.
+    pub(crate) hardware: HardwareProfile,
+    budget: Budget,
+}
+
+/// A plan that its devices can run, with the lists that it comes to.
+pub(crate) struct Drawn {
+    pub(crate) plan: Plan,
+    pub(crate) devices: Vec<Named>,
+    pub(crate) on: Vec<OnDevice>,
+    pub(crate) weights: Vec<Vec<Weight>>,
+    pub(crate) programs: Vec<Program>,
+}
+
+impl Drawn {
+    /// Whether more than one device has a part.
+    pub(crate) fn is_divided(&self) -> bool {
+        self.plan.used_devices().len() > 1
     }
-    let failed = |source| RuntimeError::Plan { path: model.path.clone(), source };
-    for (option, name) in [("attention", &options.attention), ("prefill", &options.prefill)] {
-        if let Some(name) = name.as_ref().filter(|name| compute.iter().all(|(device, _)| device != *name)) {
-            let known: Vec<&str> = compute.iter().map(|(device, _)| device.as_str()).collect();
-            let problem = format!("is {name:?}, which is none of the devices: {}", known.join(", "));
-            return Err(RuntimeError::Option { option, problem });
+}
+
+impl<'a> Question<'a> {
+    fn new(
+        file: &GgufFile,
+        model: &'a ModelDescription,
+        stack: &'a Stack,
+        options: &'a EngineOptions,
+        context: u32,
+    ) -> Result<Question<'a>> {
+        let compute = &stack.compute;
+        if compute.is_empty() {
+            let problem = "is empty; name at least one device, such as \"cpu\"".into();
+            return Err(RuntimeError::Option { option: "devices", problem });
         }
+        for (option, name) in [("attention", &options.attention), ("prefill", &options.prefill)] {
+            if let Some(name) = name.as_ref().filter(|name| compute.iter().all(|(device, _)| device != *name))
+            {
+                let known: Vec<&str> = compute.iter().map(|(device, _)| device.as_str()).collect();
+                let problem = format!("is {name:?}, which is none of the devices: {}", known.join(", "));
+                return Err(RuntimeError::Option { option, problem });
+            }
+        }
+        let dense = uniform_plan(model, SparsityPolicy::Dense);
+        // Whichever device is chosen, its weights take no more than this.
+        let conversions = Conversions::largest(
+            compute.iter().map(|(_, backend)| Conversions::of(&**backend, model, options.activations)),
+        );
+        let largest = [OnDevice { conversions, ..OnDevice::plain(1) }];
+        let largest = GraphOptions {
+            model,
+            plan: &dense,
+            embedding: 0,
+            activations: options.activations,
+            context,
+            count_active: false,
+            devices: &largest,
+        };
+        let profile = model_profile(file, largest, options, &body(largest, options.batch)?);
+        let resident = stack.storage.describe().resident.then(|| file.file_len());
+        let sparsity = options.sparsity.kind(model)?;
+        let hardware = hardware_profile(model, compute, (options, sparsity), context, resident)?;
+        let budget = Budget {
+            slowdown: 0.0,
+            strict: options.strict,
+            sparsity,
+            hot: options.hot.map(f64::from),
+            attention: options.attention.clone(),
+            prefill: options.prefill.clone(),
+        };
+        Ok(Question { model, options, stack, context, resident, profile, hardware, budget })
     }
-    let dense = uniform_plan(model, SparsityPolicy::Dense);
-    // Whichever device is chosen, its weights take no more than this.
-    let conversions = Conversions::largest(
-        compute.iter().map(|(_, backend)| Conversions::of(&**backend, model, options.activations)),
-    );
-    let largest = [OnDevice { conversions, ..OnDevice::plain(1) }];
-    let largest = GraphOptions {
-        model,
-        plan: &dense,
-        embedding: 0,
-        activations: options.activations,
-        context,
-        count_active: false,
-        devices: &largest,
-    };
-    let profile = model_profile(file, largest, options, &body(largest, options.batch)?);
-    let resident = stack.storage.describe().resident.then(|| file.file_len());
-    let sparsity = options.sparsity.kind(model)?;
-    let hardware = hardware_profile(model, compute, (options, sparsity), context, resident)?;
-    let budget = Budget {
-        slowdown: 0.0,
-        strict: options.strict,
-        sparsity,
-        hot: options.hot.map(f64::from),
-        attention: options.attention.clone(),
-        prefill: options.prefill.clone(),
-    };
-    let plan = stack.planner.plan(&profile, &hardware, &budget);
-    let mut plan = plan.map_err(|error| failed(held::with_remedy(error, &profile, context)))?;
-    plan.validate(&profile).map_err(failed)?;
-    held::hold(&mut plan, &profile, &hardware, &budget).map_err(failed)?;
+
+    /// Bytes that a planner reckons with for lists on each device.
+    pub(crate) fn allowance(&self) -> u64 {
+        let divided = self.profile.divided_bytes.saturating_mul(self.profile.layers.len() as u64);
+        self.profile.activation_bytes.saturating_add(divided)
+    }
+
+    /// A valid plan for this hardware, held to what was asked.
+    ///
+    /// # Errors
+    /// The planner's own, and those of a plan that is none.
+    pub(crate) fn ask(&self, hardware: &HardwareProfile) -> engine_core::Result<Plan> {
+        let mut plan = self.stack.planner.plan(&self.profile, hardware, &self.budget)?;
+        plan.validate(&self.profile)?;
+        held::hold(&mut plan, &self.profile, hardware, &self.budget)?;
+        Ok(plan)
+    }
+
+    /// An error of the planner, with the model's name and what can be done.
+    pub(crate) fn failed(&self, error: Error) -> RuntimeError {
+        let source = held::with_remedy(error, &self.profile, self.context);
+        RuntimeError::Plan { path: self.model.path.clone(), source }
+    }
+
+    /// The lists of a plan, each operation of which its device can run.
+    ///
+    /// # Errors
+    /// Where one cannot.
+    pub(crate) fn draw(&self, plan: Plan) -> Result<Drawn> {
+        let (model, options) = (self.model, self.options);
+        let devices = devices(&plan, &self.stack.compute)?;
+        let on = devices.iter().enumerate().map(|(at, device)| {
+            let conversions = Conversions::of(&*device.backend, model, options.activations);
+            let given = (conversions, self.resident);
+            held::on_device(model, &plan, at as u32, device.backend.describe(), given)
+        });
+        let on: Vec<OnDevice> = on.collect::<Result<_>>()?;
+        let graphs =
+            Graphs { model, plan: &plan, options, context: self.context, devices: &devices, on: &on };
+        let (programs, weights) = graphs.check_support()?;
+        Ok(Drawn { plan, devices, on, weights, programs })
+    }
+}
+
+/// Tells what is otherwise than asked for.
+///
+/// # Errors
+/// Under `strict`, where anything is.
+fn tell(model: &ModelDescription, options: &EngineOptions, plan: &Plan) -> Result<()> {
     for fallback in &plan.fallbacks {
         tracing::warn!("fallback: {fallback}");
     }
@@ -332,11 +409,11 @@ fn plan(
             options.skip
         );
     }
-    outside_of_levels(model, options, &plan);
+    outside_of_levels(model, options, plan);
     if options.strict && !plan.fallbacks.is_empty() {
-        return Err(RuntimeError::Strict { fallbacks: plan.fallbacks });
+        return Err(RuntimeError::Strict { fallbacks: plan.fallbacks.clone() });
     }
-    Ok((profile, plan))
+    Ok(())
 }
 
 /// Tells where a share is asked for that nothing was calibrated for.

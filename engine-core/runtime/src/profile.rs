@@ -4,6 +4,7 @@ use crate::conversions::{Conversions, Use};
 use crate::engine::SCORE_ROWS;
 use crate::graph::{Graph, GraphOptions, OnDevice, body, step};
 use crate::held::neuron_block;
+use crate::need;
 use crate::options::EngineOptions;
 use crate::stages::Program;
 use crate::support::{condensed, denied, distinct};
@@ -94,7 +95,7 @@ impl Sizes<'_> {
     }
 
     /// The same, of a mixture only as many experts as a token uses.
-    fn used_neurons(&self, ffn: &FeedForward) -> u64 {
+    pub(crate) fn used_neurons(&self, ffn: &FeedForward) -> u64 {
         let all = self.neurons(ffn);
         match &ffn.experts {
             Some(experts) => all / (experts.count.max(1) as u64) * experts.used as u64,
@@ -145,16 +146,18 @@ impl Sizes<'_> {
 
     /// Matrices that every token reads whole, whatever the sparsity.
     pub(crate) fn fixed(&self) -> Fixed {
-        let layer = |layer: &Layer| -> u64 {
-            let attention = &layer.attention;
-            let matrices = [&attention.q, &attention.k, &attention.v, &attention.o].into_iter();
-            let router = layer.ffn.experts.as_ref().map(|experts| &experts.router);
-            matrices.chain(router).map(|linear| self.linear(Use::Matrix, linear) - bias_bytes(linear)).sum()
-        };
         Fixed {
-            attention: self.model.layers.iter().map(layer).sum(),
+            attention: self.model.layers.iter().map(|layer| self.fixed_attention(layer)).sum(),
             head: self.matrix(Use::Matrix, self.model.head()),
         }
+    }
+
+    /// Those of a layer's attention, with the router of experts.
+    pub(crate) fn fixed_attention(&self, layer: &Layer) -> u64 {
+        let attention = &layer.attention;
+        let matrices = [&attention.q, &attention.k, &attention.v, &attention.o].into_iter();
+        let router = layer.ffn.experts.as_ref().map(|experts| &experts.router);
+        matrices.chain(router).map(|linear| self.linear(Use::Matrix, linear) - bias_bytes(linear)).sum()
     }
 
     /// A layer's predictor, where it has one.
@@ -398,11 +401,7 @@ fn memory_bytes(description: &DeviceDescription, resident: Option<u64>, weights:
     if limit == 0 {
         return u64::MAX;
     }
-    let whole = description.max_buffer_bytes; // files are viewed whole
-    // What compiles its weights into graphs holds them itself.
-    let views = description.imports_host_memory && !description.needs_constant_weights;
-    let views = views && resident.is_some_and(|len| whole == 0 || len <= whole);
-    if !views {
+    if !need::views(description, resident) {
         return limit;
     }
     let mut known = BTreeSet::new();

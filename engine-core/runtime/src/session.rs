@@ -11,6 +11,7 @@ use engine_core::backend::{BufferUse, Counter};
 use formats::ModelDescription;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// A sequence of tokens in the making. Made by [`Engine::session`].
 ///
@@ -33,7 +34,38 @@ pub struct Session {
     active: Vec<u64>,
     active_tokens: u64,
     created: Snapshot,
+    pace: Pace,
     engine: Engine,
+}
+
+/// How many ids of a batch go at once, where it may be given up.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    most: usize,
+}
+
+/// A part of a batch has a multiple of so many ids, so that devices divide it as they would divide the batch.
+const PART: usize = 16;
+/// What a part may take: as long as a person waits without wondering.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+impl Pace {
+    /// Nothing is known of the devices yet: a part that is soon done on any.
+    const UNKNOWN: Pace = Pace { most: PART };
+
+    /// How many of so many ids that are left of a batch.
+    fn next(self, left: usize) -> usize {
+        left.min(self.most)
+    }
+
+    /// So many ids took so long: the next part is as large as patience allows.
+    fn took(&mut self, ids: usize, time: Duration) {
+        if ids < PART {
+            return; // the time says more of the weights than of the ids
+        }
+        let fit = ids as f64 * PATIENCE.as_secs_f64() / time.as_secs_f64().max(1e-6);
+        self.most = ((fit / PART as f64) as usize).max(1).saturating_mul(PART);
+    }
 }
 
 /// Counters at one moment.
@@ -90,6 +122,7 @@ impl Session {
             active: vec![0; engine.model().layers.len()],
             active_tokens: 0,
             created: Snapshot::default(),
+            pace: Pace::UNKNOWN,
             engine,
         };
         session.created = session.snapshot();
@@ -129,15 +162,20 @@ impl Session {
     /// For no ids, ids that the model does not have, ids that do not fit the context, logits that are not finite, and
     /// where the device fails.
     pub fn prefill(&mut self, ids: &[u32]) -> Result<&[f32]> {
-        self.prefill_until(ids, &AtomicBool::new(false))?;
+        self.prefill_all(ids, None)?;
         Ok(&self.logits)
     }
 
-    /// [`Session::prefill`], given up between batches when `cancel` is set; returns whether it came to its end.
+    /// [`Session::prefill`], given up when `cancel` is set; returns whether it came to its end. A batch that takes long goes
+    /// in several parts, so that giving up does not: which ids go together changes no result.
     ///
     /// # Errors
     /// As [`Session::prefill`].
     pub fn prefill_until(&mut self, ids: &[u32], cancel: &AtomicBool) -> Result<bool> {
+        self.prefill_all(ids, Some(cancel))
+    }
+
+    fn prefill_all(&mut self, ids: &[u32], cancel: Option<&AtomicBool>) -> Result<bool> {
         self.check(ids)?;
         let before = self.history.len();
         let result = self.prefill_batches(ids, cancel);
@@ -148,33 +186,43 @@ impl Session {
     fn or_forget<T>(&mut self, before: usize, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             self.forget(before);
-            if error.is_device_lost() {
-                // The device may be at work for ever, on weights where the storage tier has them: those stay until the
-                // program ends.
-                std::mem::forget(self.engine.clone());
-            }
+            self.engine.keep_if_lost(error);
         }
         result
     }
 
-    fn prefill_batches(&mut self, ids: &[u32], cancel: &AtomicBool) -> Result<bool> {
+    fn prefill_batches(&mut self, ids: &[u32], cancel: Option<&AtomicBool>) -> Result<bool> {
         let engine = self.engine.clone();
+        let cancelled = || cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed));
+        // What compiles a list into graphs takes as long for one id as for all that the list has room for.
+        let cut = cancel.is_some()
+            && engine.backends().iter().all(|device| !device.describe().needs_constant_weights);
         // Where batches run elsewhere, one id that is left over runs there as well: which ids make a batch changes no result.
         let elsewhere = engine.plan().layers.iter().any(|layer| layer.prefill.is_some());
         let mut rest = ids;
         while !rest.is_empty() {
-            if cancel.load(Ordering::Relaxed) {
+            if cancelled() {
                 return Ok(false);
             }
             let (batch, after) = rest.split_at(rest.len().min(engine.options().batch as usize));
             if let ([id], true, false) = (batch, after.is_empty(), elsewhere) {
                 self.step(*id)?;
-            } else {
-                self.body(batch)?;
-                if after.is_empty() {
-                    self.head(engine.head_list(), batch.len() as u64 - 1, 1)?;
+                return Ok(true);
+            }
+            let mut left = batch;
+            while !left.is_empty() {
+                if cancelled() {
+                    return Ok(false);
+                }
+                let (part, others) = left.split_at(if cut { self.pace.next(left.len()) } else { left.len() });
+                let started = Instant::now();
+                self.body(part)?;
+                self.pace.took(part.len(), started.elapsed());
+                if others.is_empty() && after.is_empty() {
+                    self.head(engine.head_list(), part.len() as u64 - 1, 1)?;
                     self.take_logits(0, self.past() - 1)?;
                 }
+                left = others;
             }
             rest = after;
         }
@@ -333,6 +381,7 @@ impl Session {
         let bound = Bound {
             tokens: 1,
             past: Some(past),
+            base: 0,
             residual: None,
             caches: self.caches.views(Phase::Step),
             host,
@@ -354,6 +403,7 @@ impl Session {
         let bound = Bound {
             tokens: ids.len() as u32,
             past: Some(past),
+            base: 0,
             residual: Some(self.residual.at(0)),
             caches: self.caches.views(Phase::Body),
             host: vec![(Bind::Ids, &mut self.ids_memory), (Bind::Positions, &mut self.positions_memory)],
@@ -373,6 +423,7 @@ impl Session {
         let bound = Bound {
             tokens: rows,
             past: None,
+            base: 0,
             residual: Some(self.residual.at(offset)),
             caches: Vec::new(),
             host: vec![(Bind::Logits, &mut self.logits_memory)],
@@ -435,4 +486,21 @@ pub(crate) fn position_rows(model: &ModelDescription, past: u32, count: usize) -
 fn neurons_per_token(ffn: &formats::model::FeedForward) -> usize {
     let networks = ffn.experts.as_ref().map_or(1, |experts| experts.used);
     (ffn.n_ff * networks).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_takes_about_as_long_as_a_person_waits() {
+        let after = |ids, milliseconds| {
+            let mut pace = Pace::UNKNOWN;
+            pace.took(ids, Duration::from_millis(milliseconds));
+            pace.next(256)
+        };
+        assert_eq!(Pace::UNKNOWN.next(256), 16);
+        assert_eq!((after(16, 100), after(64, 1000), after(16, 10_000)), (80, 32, 16));
+        assert_eq!((after(16, 0), after(3, 60_000)), (256, 16));
+    }
 }

@@ -1,8 +1,8 @@
 //! What one decoded token reads, in bytes: the one place where this is told apart by part.
 //!
-//! The sum of weights is the device's own count (`weight_bytes_read`): rows that a sparsity policy skips are not in it,
-//! whatever the policy. What every token reads whole (attention, head, predictors) is known by arithmetic, and the
-//! networks' part is the rest. Norms, biases and the row of the embedding are too small to be counted.
+//! The sum of weights is the devices' own count (`weight_bytes_read`): rows that a sparsity policy skips are not in it,
+//! whatever the policy. A device that keeps no count and skips nothing reads what it has, which is known by arithmetic. So
+//! is what every token reads whole (attention, head, predictors), and the networks' part is the rest. Norms, biases and the row of the embedding are too small to be counted.
 
 use crate::Engine;
 use crate::profile::Fixed;
@@ -40,13 +40,38 @@ impl StepBytes {
 }
 
 impl Engine {
-    /// Bytes of weights that the devices have multiplied since they were opened; `None` where one does not count them.
-    pub fn weight_bytes_read(&self) -> Option<u64> {
-        let read = |backend: &&Arc<dyn ComputeBackend>| {
-            let counters = backend.counters();
-            counters.into_iter().find(|counter| counter.name == READ).map(|counter| counter.value)
+    /// Bytes of weights that the devices have multiplied since they were opened, those that do not count them left out:
+    /// [`Engine::weight_bytes_uncounted`].
+    pub fn weight_bytes_read(&self) -> u64 {
+        self.backends().iter().filter_map(|backend| counted(backend)).sum()
+    }
+
+    /// Bytes of weights that devices which count none read for one token; `None` where one skips neurons, so that nobody
+    /// knows.
+    pub fn weight_bytes_uncounted(&self) -> Option<u64> {
+        let plan = self.plan();
+        let devices = self.devices().iter().enumerate();
+        let uncounted = devices.filter(|(_, device)| counted(&device.backend).is_none());
+        let of = |(at, _): (usize, _)| -> Option<u64> {
+            let sizes = self.sizes_on(at);
+            let mut bytes = if plan.embedding as usize == at { sizes.fixed().head } else { 0 };
+            for (layer, placed) in self.model().layers.iter().zip(&plan.layers) {
+                if placed.attention as usize == at {
+                    bytes += sizes.fixed_attention(layer);
+                }
+                let shares = placed.ffn.iter().filter(|share| share.device as usize == at);
+                for share in shares.filter(|share| !share.clusters.is_empty()) {
+                    if share.sparsity != SparsityPolicy::Dense {
+                        return None;
+                    }
+                    let all = u128::from(sizes.used_neurons(&layer.ffn));
+                    let neurons = u128::from(share.clusters.len());
+                    bytes += (all * neurons / (layer.ffn.n_ff.max(1) as u128)) as u64;
+                }
+            }
+            Some(bytes)
         };
-        self.backends().iter().map(read).sum()
+        uncounted.map(of).sum()
     }
 
     /// The parts of `read` bytes of weights per token (the mean that the device counted) of a sequence of `tokens` tokens
@@ -67,6 +92,12 @@ impl Engine {
         let ffn = (read - (attention + head + predictors) as f64).max(0.0);
         StepBytes { attention, head, predictors, ffn, kv }
     }
+}
+
+/// Bytes of weights that a device has multiplied since it was opened, where it counts them.
+fn counted(backend: &Arc<dyn ComputeBackend>) -> Option<u64> {
+    let counters = backend.counters();
+    counters.into_iter().find(|counter| counter.name == READ).map(|counter| counter.value)
 }
 
 /// Mean bytes of keys and values that one of `tokens` tokens sees in a layer.

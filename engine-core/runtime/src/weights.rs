@@ -5,7 +5,7 @@ use crate::graph::Places;
 use crate::host_binding::{self, Submission};
 use crate::resource::{DeviceBuffer, Executable, OpenFile};
 use crate::stages::Named;
-use crate::weight::{Stored, Weight, address_unit, path_of};
+use crate::weight::{Run, Stored, Weight, address_unit, path_of};
 use crate::{Result, RuntimeError};
 use engine_core::backend::{Bindings, Bound, BufferUse, BufferView};
 use engine_core::error::FOREVER;
@@ -13,17 +13,20 @@ use engine_core::operation::{Arithmetic, OperationKind, OperationList, Place, Sl
 use engine_core::{ComputeBackend, DType, HostMemory, HostSpan, Reached, StorageTier, TensorType};
 use formats::ModelDescription;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The weights on their devices. Buffers go before the files whose memory they may view.
 pub(crate) struct Weights {
     /// Per device of the plan.
     pub(crate) places: Vec<Places>,
-    /// Of all weights, each device's own.
+    /// Of all weights: those that devices view, each once, and what each device holds itself.
     pub(crate) bytes: u64,
     /// Of those that devices hold themselves, beside what they view.
     pub(crate) copied: u64,
+    /// Names of those that are viewed.
+    viewed: BTreeSet<String>,
     _buffers: Vec<DeviceBuffer>,
     _files: Vec<Arc<ModelFile>>,
 }
@@ -39,8 +42,14 @@ impl Weights {
         devices: &[Named],
     ) -> Result<Weights> {
         let files = open(model, files_len, storage)?;
-        let mut all =
-            Weights { places: Vec::new(), bytes: 0, copied: 0, _buffers: Vec::new(), _files: Vec::new() };
+        let mut all = Weights {
+            places: Vec::new(),
+            bytes: 0,
+            copied: 0,
+            viewed: BTreeSet::new(),
+            _buffers: Vec::new(),
+            _files: Vec::new(),
+        };
         for (device, weights) in devices.iter().zip(weights) {
             all.bring(model, weights, storage, device, &files)?;
         }
@@ -74,6 +83,9 @@ impl Weights {
                 Some(stored) => match files.view(weight, stored)? {
                     Some(view) => {
                         places.set(weight, view);
+                        if self.viewed.insert(weight.name.clone()) {
+                            self.bytes += weight.byte_len();
+                        }
                         continue;
                     }
                     None => as_stored.push((weight, stored)),
@@ -91,7 +103,7 @@ impl Weights {
         let (imported, viewed): (Vec<DeviceBuffer>, Vec<Arc<ModelFile>>) = viewed.unzip();
         buffers.extend(imported);
         self.places.push(places);
-        self.bytes += weights.iter().map(Weight::byte_len).sum::<u64>();
+        self.bytes += copied;
         self.copied += copied;
         self._buffers.extend(buffers);
         self._files.extend(viewed);
@@ -236,10 +248,10 @@ impl<'a> Files<'a> {
         let (mut list, mut bound, mut together) = (OperationList::new(1), Vec::new(), 0);
         for (weight, stored) in weights {
             let mut view = self.allocate(weight, places, buffers)?;
-            for run in &stored.runs {
-                let bytes = run.range.end - run.range.start;
+            for (file, range) in stored.runs.iter().flat_map(|run| pieces(weight, run)) {
+                let bytes = range.end - range.start;
                 let (from, to) = copy_bytes(&mut list, weight, bytes).map_err(&failed)?;
-                let part = self.file(run.file)?.span.slice(run.range.start, bytes).map_err(&failed)?;
+                let part = self.file(file)?.span.slice(range.start, bytes).map_err(&failed)?;
                 bound.extend([(from, Bound::Host(part)), (to, Bound::Buffer(view))]);
                 view.offset += bytes;
                 together += bytes;
@@ -290,7 +302,7 @@ impl<'a> Files<'a> {
         self.send(&mut staged)
     }
 
-    fn read(&self, file: usize, range: std::ops::Range<u64>) -> Result<Cow<'static, [u8]>> {
+    fn read(&self, file: usize, range: Range<u64>) -> Result<Cow<'static, [u8]>> {
         let failed = |source| {
             let (tier, path) =
                 (self.storage.describe().name.clone(), path_of(self.model, file).to_path_buf());
@@ -352,9 +364,19 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Bytes that are copied in one submission, or one run more: a device may hold as many beside what it is given, which its
-/// budget must have room for.
-const TOGETHER: u64 = 1 << 20;
+/// Bytes that are copied in one submission, or one piece of at most [`AT_ONCE`] bytes more: a device may hold as many beside
+/// what it is given, which its budget must have room for.
+pub(crate) const TOGETHER: u64 = 1 << 20;
+pub(crate) const AT_ONCE: u64 = 16 << 20;
+
+/// A run in pieces of whole rows: its file, and their bytes there.
+fn pieces(weight: &Weight, run: &Run) -> impl Iterator<Item = (usize, Range<u64>)> {
+    let row = if weight.shape.rows == 1 { 1 } else { weight.shape.row_bytes().max(1) };
+    let step = (AT_ONCE - AT_ONCE % row).max(row);
+    let (file, end) = (run.file, run.range.end);
+    let starts = std::iter::successors(Some(run.range.start), move |start| start.checked_add(step));
+    starts.take_while(move |start| *start < end).map(move |start| (file, start..end.min(start + step)))
+}
 
 /// A copy of whole rows of a weight from the host, by the byte: these may start anywhere.
 fn copy_bytes(

@@ -19,6 +19,7 @@ pub(crate) fn tests() -> Vec<Test> {
         ("trap_24_two_of_one_name", trap_24_two_of_one_name),
         ("trap_25_absent_device", trap_25_absent_device),
         ("trap_25_devices_are_named_as_the_config_takes_them", trap_25_devices_are_named),
+        ("devices_of_hybrids_are_those_of_the_run", devices_of_hybrids_are_those_of_the_run),
         ("wrong_plugin_names_and_options", wrong_plugin_names_and_options),
     ]
 }
@@ -256,6 +257,30 @@ fn trap_25_devices_are_named() {
     }
     let text = run(&["devices"]);
     assert!(text.stdout.starts_with("name") && text.stdout.contains("cpu"), "{}", text.stdout);
+}
+
+fn devices_of_hybrids_are_those_of_the_run() {
+    let model = model();
+    let base = ["run", "-m", &model, "-p", "Once", "-n", "1"];
+    run(&[&base[..], &["--device", "cpu,reference,cpu"]].concat()).ends_with_usage(&["`cpu`", "named twice"]);
+    run(&[&base[..], &["--device", "cpu:0,reference,cpu"]].concat())
+        .ends_with_usage(&["`cpu:0` and `cpu` are the same device"]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("hybrid.toml");
+    let path = path.to_str().unwrap();
+    for key in ["attention", "prefill"] {
+        let config = format!("[compute]\ndevices = ['npu', 'cpu']\n[planner]\n{key} = 'nosuch'\n");
+        std::fs::write(path, &config).unwrap();
+        let at = format!("hybrid.toml: [planner]: `{key}`");
+        run(&[&base[..], &["--config", path]].concat()).fails_with(&[
+            &at,
+            "\"nosuch\"",
+            "none of",
+            "npu, cpu",
+        ]);
+        std::fs::write(path, config.replace("nosuch", "npu")).unwrap();
+        run(&[&base[..], &["--config", path]].concat()).fails_with(&[&at, "\"npu\"", "cannot be had"]);
+    }
 }
 
 fn wrong_plugin_names_and_options() {

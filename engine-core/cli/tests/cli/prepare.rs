@@ -1,7 +1,7 @@
 //! `prepare`: what it writes computes what the model computes, and says how neurons behave. `perplexity` measures both.
 
 use crate::Test;
-use crate::program::{model, run};
+use crate::program::{hybrid, model, run};
 use formats::{GgufFile, ModelDescription};
 use std::path::Path;
 
@@ -102,7 +102,7 @@ fn sorts_experts() {
 
 fn refuses() {
     let folder = tempfile::tempdir().unwrap();
-    let (model, corpus) = (model(), corpus(folder.path()));
+    let (model, corpus, hybrid) = (model(), corpus(folder.path()), hybrid(folder.path()));
     let output = folder.path().join("prepared.gguf");
     let output = output.to_str().unwrap();
     let prepare = |model: &str, corpus: &str, output: &str| {
@@ -135,6 +135,11 @@ fn refuses() {
     policy(&["bitplane", "--planes", "none"])
         .fails_with(&["--policy bitplane", "nothing is stored in planes"]);
     policy(&["predictor", "--predictors", "none"]).fails_with(&["--policy predictor", "no predictors"]);
+
+    // What needs a model on one device leaves nothing behind.
+    run(&["prepare", "-m", &model, "--corpus", &corpus, "-o", again.to_str().unwrap(), "--config", &hybrid])
+        .fails_with(&["observing neurons", "reference, cpu", "--device"]);
+    assert!(!folder.path().join("again.gguf.profile").exists());
 
     // Nothing that preparing did not make is overwritten or removed.
     let forced = ["prepare", "-m", &model, "--corpus", &corpus, "-o", &corpus, "--force"];

@@ -165,3 +165,10 @@ pub(crate) fn installed(folder: &Path, wanted: impl Fn(&str) -> bool) -> PathBuf
     }
     copy
 }
+
+/// A config file for two devices, each with a part of every layer.
+pub(crate) fn hybrid(folder: &std::path::Path) -> String {
+    let path = folder.join("hybrid.toml");
+    std::fs::write(&path, "[compute]\ndevices = ['reference', 'cpu']\n[planner]\nhot = 0.3\n").unwrap();
+    path.to_str().unwrap().to_owned()
+}

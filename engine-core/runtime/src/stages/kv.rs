@@ -16,17 +16,27 @@ pub(crate) struct Move {
     pub(crate) head_dim: u32,
     /// Positions of either cache.
     pub(crate) context: u32,
-    /// Positions that can be moved.
-    pub(crate) positions: u32,
 }
 
+/// Bytes of keys and values that are moved at once, at most, where one position is not more: so that a move needs as much
+/// memory for a long sequence as for a short one, and every length goes through the same list.
+const PIECE: u64 = 1 << 19;
+
 impl Move {
+    /// Positions that are moved at once.
+    pub(crate) fn positions(self) -> u32 {
+        let position = u64::from(self.kv_heads) * u64::from(self.head_dim) * 4;
+        let most = u32::try_from(PIECE / position.max(1)).unwrap_or(u32::MAX);
+        most.clamp(1, self.context.max(1))
+    }
+
     /// The way back.
     pub(crate) fn back(self) -> Move {
         Move { from: self.to, to: self.from, ..self }
     }
 
-    /// The program: caches are bound as 0, which is read, and 1.
+    /// The program, which moves [`Move::positions`] positions or fewer, from where the sequence is bound to begin: caches are
+    /// bound as 0, which is read, and 1.
     ///
     /// # Errors
     /// Where a cache of this shape cannot be.
@@ -36,7 +46,7 @@ impl Move {
         let (export, export_binds) = build(true).map_err(&failed)?;
         let (import, import_binds) = build(false).map_err(&failed)?;
         let columns = u64::from(self.kv_heads) * u64::from(self.head_dim);
-        let bytes = u64::from(self.positions) * columns * 2;
+        let bytes = u64::from(self.positions()) * columns * 2;
         let stage =
             |kind, device, list, binds, waits| Stage { device, kind, list, binds, ranges: vec![], waits };
         let kind = |device, what: &str| StageKind { device, what: what.into() };
@@ -59,7 +69,7 @@ impl Move {
         let Move { kv_heads, head_dim, .. } = self;
         let columns = u64::from(kv_heads) * u64::from(head_dim);
         let cache = TensorType::matrix(DType::F16, self.context.into(), 2 * columns)?;
-        let rows = TensorType::matrix(DType::F16, self.positions.into(), columns)?;
+        let rows = TensorType::matrix(DType::F16, self.positions().into(), columns)?;
         let mut list = OperationList::new(1);
         let cache = list.fixed("KV cache", SlotRole::State, cache);
         let mut binds = vec![(cache, Bind::Cache(if export { 0 } else { 1 }))];

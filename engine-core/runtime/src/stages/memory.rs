@@ -37,6 +37,8 @@ pub(crate) struct Bound<'a> {
     pub(crate) tokens: u32,
     /// Positions of the sequence before these tokens; none where the program knows no positions.
     pub(crate) past: Option<u32>,
+    /// Where position 0 of the sequence lies within its caches.
+    pub(crate) base: u32,
     pub(crate) residual: Option<BufferView>,
     /// Per layer.
     pub(crate) caches: Vec<BufferView>,
@@ -53,7 +55,7 @@ impl Prepared {
         bound: Bound<'_>,
         doing: &str,
     ) -> Result<Vec<Span>> {
-        let Bound { tokens, past, residual, caches, mut host } = bound;
+        let Bound { tokens, past, base, residual, caches, mut host } = bound;
         let ProgramMemory { exchanges, kept } = memory;
         host.extend(exchanges.iter_mut().enumerate().map(|(at, memory)| (Bind::Exchange(at), memory)));
         let mut calls = Vec::with_capacity(self.program.stages.len());
@@ -79,7 +81,7 @@ impl Prepared {
                 .extend(ranges.map(|(operation, ranges)| ActiveRanges { operation: *operation, ranges }));
             calls.push(call);
         }
-        let sequence = |past| SequenceSpan { first_token: 0, tokens, past, cache_base: 0 };
+        let sequence = |past| SequenceSpan { first_token: 0, tokens, past, cache_base: base };
         let sequences: Vec<SequenceSpan> = past.map(sequence).into_iter().collect();
         let memory = host.into_iter().map(|(_, memory)| memory).collect();
         Chain { tokens, sequences: &sequences, memory, calls }

@@ -229,7 +229,7 @@ fn stages_come_behind_what_they_read() {
 
 #[test]
 fn a_move_of_the_cache_is_an_export_and_an_import() {
-    let moved = kv::Move { from: 1, to: 0, kv_heads: 2, head_dim: 8, context: 64, positions: 16 };
+    let moved = kv::Move { from: 1, to: 0, kv_heads: 2, head_dim: 8, context: 64 };
     let program = moved.program().unwrap();
     let kinds: Vec<Vec<&str>> = program
         .stages
@@ -237,8 +237,12 @@ fn a_move_of_the_cache_is_an_export_and_an_import() {
         .map(|stage| stage.list.operations.iter().map(|operation| operation.kind.name()).collect())
         .collect();
     assert_eq!(kinds, [["kv-export", "copy", "copy"], ["copy", "copy", "kv-import"]]);
-    assert_eq!(program.exchanges, [16 * 16 * 2; 2]);
+    assert_eq!(program.exchanges, [64 * 16 * 2; 2], "no more than the cache has");
     assert_eq!(program.stages[1].waits, [0]);
     assert!(matches!(program.stages[0].list.operations[0].kind, OperationKind::KvExport { .. }));
     assert_eq!(moved.back().back(), moved);
+    // Whatever the context, as much at once; a position that is more than that goes alone.
+    let long = kv::Move { context: 1 << 24, ..moved };
+    assert_eq!(long.positions(), (1 << 19) / (2 * 8 * 4));
+    assert_eq!(kv::Move { head_dim: 1 << 20, ..long }.positions(), 1);
 }

@@ -74,7 +74,8 @@ fn moved(model: &ModelProfile, hardware: &HardwareProfile, home: usize) -> Optio
     let (wanted, got) = (&hardware.devices[first], &hardware.devices[home]);
     let needed = fixed_bytes(model, 0);
     let reason = match wanted.runs_all() {
-        true => format!("they need {needed} bytes and {} may use {}", wanted.name, wanted.memory_bytes),
+        // How much there is beside what its lists need, the host knows better, so no number is told here.
+        true => format!("{} has no memory left for the {needed} bytes that they need", wanted.name),
         false => format!("{} cannot run: {}", wanted.name, wanted.unsupported.join("; ")),
     };
     (home != first).then(|| Fallback {

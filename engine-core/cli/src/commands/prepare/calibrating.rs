@@ -10,6 +10,7 @@ use calibration::weights::{self, Experts, InPlanes};
 use formats::ModelDescription;
 use formats::convert::Output;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -28,6 +29,8 @@ pub(super) struct Work<'a> {
     /// Of everything that results depend on.
     pub(super) key: String,
     pub(super) threads: usize,
+    /// Results of an earlier run by their layers: read by [`Work::read_kept`], taken by [`Work::run`].
+    pub(super) kept: Mutex<BTreeMap<usize, Calibration>>,
 }
 
 /// A layer's result as it is kept.
@@ -49,7 +52,7 @@ impl Work<'_> {
     }
 
     /// The result of an earlier run, where it is of the same options.
-    fn kept(&self, layer: usize) -> Option<Calibration> {
+    fn read_layer(&self, layer: usize) -> Option<Calibration> {
         let (result, predictor) = self.paths(layer);
         let kept: Kept = serde_json::from_slice(&fs::read(result).ok()?).ok()?;
         let ffn = &self.model.layers.get(layer)?.ffn;
@@ -71,9 +74,12 @@ impl Work<'_> {
         Some(Calibration { calibrated: kept.calibrated, trained })
     }
 
-    /// Layers that an earlier run calibrated with the same options.
-    pub(super) fn done(&self) -> usize {
-        (0..self.model.n_layer()).filter(|&layer| self.kept(layer).is_some()).count()
+    /// Reads what an earlier run calibrated with the same options, and tells how many layers these are.
+    pub(super) fn read_kept(&self) -> usize {
+        let found = (0..self.model.n_layer()).filter_map(|layer| Some((layer, self.read_layer(layer)?)));
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        *kept = found.collect();
+        kept.len()
     }
 
     fn keep(&self, layer: usize, result: &Calibration) -> Result<()> {
@@ -87,7 +93,7 @@ impl Work<'_> {
     }
 
     fn layer(&self, layer: usize, stop: &AtomicBool, share: &AtomicU32) -> Result<Calibration> {
-        if let Some(kept) = self.kept(layer) {
+        if let Some(kept) = self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&layer) {
             return Ok(kept);
         }
         let bytes = self.recording.read(layer)?;

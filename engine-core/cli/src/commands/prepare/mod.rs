@@ -28,6 +28,7 @@ use recording::Recording;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Mutex;
 
 /// Tokens that source and result are compared on.
 const COMPARED: usize = 128;
@@ -79,8 +80,15 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
     let mut recording =
         Recording::open(recording::folder_of(&args.output), &key, &running.engine, residuals)?;
     let bar = Bar::of_tokens(total as u64, global.quiet);
-    let whole = interrupt.during(|cancel| recording.record(&running.engine, &chosen, &bar, cancel))?;
+    let recorded = interrupt.during(|cancel| recording.record(&running.engine, &chosen, &bar, cancel));
     drop(bar);
+    let whole = match recorded {
+        Ok(whole) => whole,
+        Err(error) => {
+            recording.discard_empty();
+            return Err(error);
+        }
+    };
     if !whole {
         return Ok(stopped(&recording));
     }
@@ -108,8 +116,9 @@ pub(super) fn prepare(global: &Global, args: &PrepareArgs) -> Result<ExitCode> {
             &format!("{:?} {in_planes:?} {options:?} {unsorted:?}", hashes.1),
         ]),
         threads: threads(args.size.threads),
+        kept: Mutex::default(),
     };
-    let done = work.done();
+    let done = work.read_kept();
     if done > 0 {
         let (folder, all) = (recording.folder().display(), described.n_layer());
         tracing::info!("{folder}: {done} of {all} layers are calibrated with these options already");

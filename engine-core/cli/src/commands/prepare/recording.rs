@@ -21,6 +21,8 @@ pub(super) struct Recording {
     residuals: bool,
     /// Experts that a token uses; 0 where layers have one network.
     used: usize,
+    /// Whether the folder was not there before.
+    new: bool,
     /// Held while a run is at work in the folder.
     _lock: File,
 }
@@ -85,19 +87,19 @@ impl Recording {
                 State { key: key.to_owned(), residuals, ..State::default() }
             }
         };
-        match fs::create_dir(&folder) {
+        let new = match fs::create_dir(&folder) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
                 return Err(error).with_context(|| format!("{}: cannot be made", folder.display()));
             }
-            _ => {}
-        }
+            made => made.is_ok(),
+        };
         let lock = lock(&folder)?;
         let model = engine.model();
         let (width, layers) = (model.n_embd, model.n_layer());
         let mixture = model.layers.first().and_then(|layer| layer.ffn.experts.as_ref());
         let used = mixture.map_or(0, |experts| experts.used);
         let residuals = state.residuals;
-        let mut recording = Recording { folder, state, width, layers, residuals, used, _lock: lock };
+        let mut recording = Recording { folder, state, width, layers, residuals, used, new, _lock: lock };
         if !recording.is_whole() {
             tracing::warn!(
                 "{}: files there are shorter than they were: made anew",
@@ -206,6 +208,16 @@ impl Recording {
         let rows = bytes.chunks_exact(self.stride());
         let ids = rows.flat_map(|row| row[row.len() - 4 * self.used..].as_chunks::<4>().0);
         ids.map(|id| u32::from_le_bytes(*id)).collect()
+    }
+
+    /// Removes the folder where this run made it and recorded nothing: for a run that ends with an error.
+    pub(super) fn discard_empty(self) {
+        if self.new
+            && self.state.tokens == 0
+            && let Err(error) = self.remove()
+        {
+            tracing::warn!("{error:#}");
+        }
     }
 
     /// Removes what runs of this program have put into the folder, and the folder, where nothing else is in it.

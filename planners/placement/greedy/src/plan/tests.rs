@@ -126,7 +126,8 @@ fn what_does_not_go_as_asked_is_said() {
         lines,
         [
             "device npu: wanted a part of the model, got none, because it cannot run: attention: no f16 cache; rope",
-            "attention, embedding and KV cache: wanted gpu, got cpu, because they need 600 bytes and gpu may use 10",
+            "attention, embedding and KV cache: wanted gpu, got cpu, because gpu has no memory left for the \
+         600 bytes that they need",
             "blk.1-2, blk.4 ffn on cpu: wanted gate-first, got dense, because its activation is not zero below zero, \
          so skipping by the gate would change the output",
         ]
