@@ -94,6 +94,12 @@ pub(super) fn sort(
         let mut downs = 0;
         for tensor in tensors.iter_mut().filter(|tensor| tensor.name.starts_with(&first)) {
             let part = tensor.name[first.len()..].to_owned();
+            let predicts = matches!(part.as_str(), "fc1.weight" | "fc2.weight");
+            if predicts && !tensor.dtype.is_quantised() {
+                // As those that are trained; a row of no whole blocks stays as it is.
+                let stored = predictor_type(tensor.row_elements());
+                tensor.dtype = if stored.is_quantised() { stored } else { tensor.dtype };
+            }
             match part.as_str() {
                 "ffn_gate.weight"
                 | "ffn_up.weight"

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use engine_core::DType;
-use formats::convert::{Neurons, Options, Planes, Predictor, Types, WriteOptions, plan, plan_from};
+use formats::convert::{
+    Neurons, Options, Planes, Predictor, Types, WriteOptions, plan, plan_from, predictor_type,
+};
 use formats::gguf::{Array, GgufFile, Value};
 use formats::model::{Down, ModelDescription};
 use formats::quantise::planes::join_q8_0;
@@ -148,7 +150,7 @@ fn another_model_is_no_source() {
 fn trained_predictors_take_the_place_of_others() {
     let file = story();
     let (rank, neurons_) = (32, NEURONS as usize);
-    let fc1 = quantise(DType::F16, &vec![0.5; rank * WIDTH]).unwrap();
+    let fc1 = quantise(predictor_type(WIDTH as u64), &vec![0.5; rank * WIDTH]).unwrap();
     let rows: Vec<f32> = (0..neurons_ * rank).map(|at| (at / rank) as f32).collect();
     let fc2 = quantise(DType::Q8_0, &rows).unwrap();
     let mut layers = neurons(false);
@@ -159,7 +161,8 @@ fn trained_predictors_take_the_place_of_others() {
     assert_eq!(prepared.tensor("blk.1.fc1.weight").unwrap().dims, [WIDTH as u64, 32]);
     assert!(bytes(&prepared, "blk.1.fc1.weight") == fc1);
     assert!(bytes(&prepared, "blk.1.fc2.weight") == permuted(&fc2, &order(1)));
-    assert_eq!(prepared.tensor("blk.2.fc1.weight").unwrap().dims, [WIDTH as u64, 96], "the model's own");
+    let own = prepared.tensor("blk.2.fc1.weight").unwrap();
+    assert_eq!((&own.dims[..], own.dtype), (&[WIDTH as u64, 96][..], DType::Q8_0), "the model's own");
     assert_eq!(prepared.metadata().floats("thermocline.test").unwrap().unwrap(), [1.5]);
     layers[1].predictor = Some(Predictor { rank: 64, fc1, fc2 });
     let options = Options { neurons: Some(layers), ..Options::default() };

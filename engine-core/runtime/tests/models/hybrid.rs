@@ -362,7 +362,9 @@ fn memory_limits_are_kept() -> Outcome {
             best = best.max(peak as f64 / limit as f64);
         }
         show(|| format!("{:?}, {:?}, {}: {best:.2}", case.attention, case.prefill, case.import));
-        ensure(best > 0.7, || format!("{:?}, {:?}, {}: {best}", case.attention, case.prefill, case.import))?;
+        // A device that views weights where they are has little else to fill its memory with.
+        let least = if case.import == "off" { 0.7 } else { 0.5 };
+        ensure(best > least, || format!("{:?}, {:?}, {}: {best}", case.attention, case.prefill, case.import))?;
     }
     Ok(())
 }

@@ -126,13 +126,19 @@ impl Matmul<'_> {
     /// Stores four output elements of the first token.
     ///
     /// # Safety
+    /// As for [`Matmul::put`].
+    #[inline(always)]
+    unsafe fn put_each(&self, rows: [usize; 4], values: [f32; 4]) {
+        // SAFETY: the caller's promise.
+        rows.into_iter().zip(values).for_each(|(row, value)| unsafe { self.put(row, 0, value) });
+    }
+
+    /// The same for rows that follow each other.
+    ///
+    /// # Safety
     /// `out` and `bias` have the elements.
     #[inline(always)]
     unsafe fn put_four(&self, rows: [usize; 4], mut values: [f32; 4]) {
-        let Rows::Range(..) = self.rows else {
-            // SAFETY: the caller's promise.
-            return rows.into_iter().zip(values).for_each(|(row, value)| unsafe { self.put(row, 0, value) });
-        };
         let add = |values: &mut [f32; 4], from: *const f32| {
             // SAFETY: rows of a range follow each other, and whatever is read here has all of them.
             let from = unsafe { from.add(rows[0]).cast::<[f32; 4]>().read_unaligned() };
@@ -256,31 +262,66 @@ pub(super) const AHEAD: usize = 4096;
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
 
-/// Rows that will be needed soon, and the bytes of 32 elements in them.
+/// Where the rows lie that will be needed soon.
+pub(super) trait Ahead<const R: usize>: Copy {
+    /// Asks for what corresponds to block `block` of row `r`, one of `rows`.
+    fn fetch(self, rows: &[Row; R], r: usize, block: usize);
+}
+
+/// A range goes on: as far behind the rows themselves. Fewer pointers than rows have, so that the inner loops keep theirs
+/// in registers.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead<const R: usize> {
+pub(super) struct Along {
+    bytes: usize,
+    step: usize,
+}
+
+impl<const R: usize> Ahead<R> for Along {
+    #[inline(always)]
+    fn fetch(self, rows: &[Row; R], r: usize, block: usize) {
+        let row = if rows[r].low.is_null() { rows[r].data } else { rows[r].low };
+        prefetch(row.wrapping_add(self.bytes + block * self.step));
+    }
+}
+
+/// Rows of a list, and the bytes of 32 elements in them.
+#[derive(Clone, Copy)]
+pub(super) struct Listed<const R: usize> {
     rows: [*const u8; R],
     step: usize,
 }
 
-impl<const R: usize> Ahead<R> {
-    /// Rows `i..i + R` of the job; see [`Matmul::begin`].
+impl<const R: usize> Ahead<R> for Listed<R> {
     #[inline(always)]
-    fn of(job: &Matmul<'_>, i: usize) -> Ahead<R> {
-        let blocks = job.weight.columns.div_ceil(BLOCK).max(1);
-        if job.weight.low.is_null() {
-            let rows = std::array::from_fn(|r| job.place(i + r).data);
-            Ahead { rows, step: job.weight.stride / blocks }
-        } else {
-            let rows = std::array::from_fn(|r| job.place(i + r).low);
-            Ahead { rows, step: job.weight.low_stride / blocks }
-        }
+    fn fetch(self, _: &[Row; R], r: usize, block: usize) {
+        prefetch(self.rows[r].wrapping_add(block * self.step));
+    }
+}
+
+impl Matmul<'_> {
+    /// Bytes between rows, and of 32 elements in them, of the plane that is read alone.
+    #[inline(always)]
+    fn steps(&self) -> (usize, usize) {
+        let blocks = self.weight.columns.div_ceil(BLOCK).max(1);
+        let row = if self.weight.low.is_null() { self.weight.stride } else { self.weight.low_stride };
+        (row, row / blocks)
     }
 
-    /// Asks for block `block` of row `r`.
+    /// Rows `ahead` behind those of a range.
     #[inline(always)]
-    pub(super) fn fetch(&self, r: usize, block: usize) {
-        prefetch(self.rows[r].wrapping_add(block * self.step));
+    fn along(&self, ahead: usize) -> Along {
+        let (row, step) = self.steps();
+        Along { bytes: ahead * row, step }
+    }
+
+    /// Rows `i..i + R` of a list; see [`Matmul::begin`].
+    #[inline(always)]
+    fn listed<const R: usize>(&self, i: usize) -> Listed<R> {
+        let rows = std::array::from_fn(|r| {
+            let row = self.place(i + r);
+            if row.low.is_null() { row.data } else { row.low }
+        });
+        Listed { rows, step: self.steps().1 }
     }
 }
 
@@ -288,7 +329,7 @@ impl<const R: usize> Ahead<R> {
 unsafe fn dot_f32<S: Simd, F: Format, const R: usize>(
     s: S,
     rows: [Row; R],
-    next: Ahead<R>,
+    next: impl Ahead<R>,
     x: *const f32,
     n: usize,
 ) -> [f32; R] {
@@ -299,7 +340,7 @@ unsafe fn dot_f32<S: Simd, F: Format, const R: usize>(
             let p = x.add(block * BLOCK);
             let x = [s.load(p), s.load(p.add(LANES)), s.load(p.add(2 * LANES)), s.load(p.add(3 * LANES))];
             for r in 0..R {
-                next.fetch(r, block);
+                next.fetch(&rows, r, block);
                 let w = F::vectors(s, rows[r], block);
                 for i in 0..4 {
                     sums[r] = s.fma(w[i], x[i], sums[r]);
@@ -321,23 +362,37 @@ unsafe fn dot_f32<S: Simd, F: Format, const R: usize>(
 
 #[inline(always)]
 unsafe fn one_token_f32<S: Simd, F: Format>(s: S, job: &Matmul<'_>, x: *const f32) {
-    let (n, count) = (job.weight.columns, job.rows.len());
-    let ahead = job.begin::<4>();
-    let mut i = 0;
+    let n = job.weight.columns;
     // SAFETY: row numbers come from `job.rows`; the caller answers for them.
     unsafe {
-        while i + 4 <= count {
-            let rows = [job.rows.get(i), job.rows.get(i + 1), job.rows.get(i + 2), job.rows.get(i + 3)];
-            let sums =
-                dot_f32::<S, F, 4>(s, rows.map(|r| job.weight.row(r)), Ahead::of(job, i + ahead), x, n);
-            job.put_four(rows, sums);
-            i += 4;
-        }
-        while i < count {
-            let row = job.rows.get(i);
-            let [sum] = dot_f32::<S, F, 1>(s, [job.weight.row(row)], Ahead::of(job, i + ahead), x, n);
-            job.put(row, 0, sum);
-            i += 1;
+        match job.rows {
+            Rows::Range(start, end) => {
+                let next = job.along(job.begin::<4>());
+                let mut row = start;
+                while row + 4 <= end {
+                    let rows = [row, row + 1, row + 2, row + 3];
+                    job.put_four(rows, dot_f32::<S, F, 4>(s, rows.map(|r| job.weight.row(r)), next, x, n));
+                    row += 4;
+                }
+                for row in row..end {
+                    let [sum] = dot_f32::<S, F, 1>(s, [job.weight.row(row)], next, x, n);
+                    job.put(row, 0, sum);
+                }
+            }
+            Rows::List(list) => {
+                let ahead = job.begin::<4>();
+                let (fours, rest) = list.as_chunks::<4>();
+                for (i, rows) in fours.iter().enumerate() {
+                    let rows = rows.map(|row| row as usize);
+                    let next = job.listed::<4>(4 * i + ahead);
+                    job.put_each(rows, dot_f32::<S, F, 4>(s, rows.map(|r| job.weight.row(r)), next, x, n));
+                }
+                for &row in rest {
+                    let next = job.listed::<1>(list.len());
+                    let [sum] = dot_f32::<S, F, 1>(s, [job.weight.row(row as usize)], next, x, n);
+                    job.put(row as usize, 0, sum);
+                }
+            }
         }
     }
 }
@@ -346,7 +401,7 @@ unsafe fn one_token_f32<S: Simd, F: Format>(s: S, job: &Matmul<'_>, x: *const f3
 unsafe fn dot_int8<S: Simd, F: IntegerFormat, const R: usize>(
     s: S,
     rows: [Row; R],
-    next: Ahead<R>,
+    next: impl Ahead<R>,
     codes: *const i8,
     scales: *const f32,
     n: usize,
@@ -360,18 +415,37 @@ unsafe fn dot_int8<S: Simd, F: IntegerFormat, const R: usize>(
             let activation = (x, scale, lane_sums::<S, F>(s, x));
             if let (Some(factor), Some(&four)) = (F::FACTOR, rows.first_chunk::<4>()) {
                 for r in 0..R {
-                    next.fetch(r, block);
+                    next.fetch(&rows, r, block);
                 }
                 add_four::<S, F>(s, four, block, factor, (x, scale), &mut sums);
                 continue;
             }
             for r in 0..R {
-                next.fetch(r, block);
+                next.fetch(&rows, r, block);
                 sums[r] = add_product::<S, F>(s, F::codes(s, rows[r], block), activation, sums[r]);
             }
         }
     }
     row_sums(s, sums)
+}
+
+#[inline(always)]
+unsafe fn four_int8<S: Simd, F: IntegerFormat>(
+    s: S,
+    rows: [Row; 4],
+    next: impl Ahead<4>,
+    codes: *const i8,
+    scales: *const f32,
+    n: usize,
+) -> [f32; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if S::SQUARES {
+            squares::column::<S, F>(s, rows, next, codes, scales, n)
+        } else {
+            dot_int8::<S, F, 4>(s, rows, next, codes, scales, n)
+        }
+    }
 }
 
 #[inline(always)]
@@ -381,29 +455,39 @@ unsafe fn one_token_int8<S: Simd, F: IntegerFormat>(
     codes: *const i8,
     scales: *const f32,
 ) {
-    let (n, count) = (job.weight.columns, job.rows.len());
-    let ahead = job.begin::<4>();
-    let mut i = 0;
+    let n = job.weight.columns;
     // SAFETY: as in `one_token_f32`.
     unsafe {
-        while i + 4 <= count {
-            let rows = [job.rows.get(i), job.rows.get(i + 1), job.rows.get(i + 2), job.rows.get(i + 3)];
-            let starts = rows.map(|r| job.weight.row(r));
-            let next = Ahead::of(job, i + ahead);
-            let sums = if S::SQUARES {
-                squares::column::<S, F>(s, starts, next, codes, scales, n)
-            } else {
-                dot_int8::<S, F, 4>(s, starts, next, codes, scales, n)
-            };
-            job.put_four(rows, sums);
-            i += 4;
-        }
-        while i < count {
-            let row = job.rows.get(i);
-            let [sum] =
-                dot_int8::<S, F, 1>(s, [job.weight.row(row)], Ahead::of(job, i + ahead), codes, scales, n);
-            job.put(row, 0, sum);
-            i += 1;
+        match job.rows {
+            Rows::Range(start, end) => {
+                let next = job.along(job.begin::<4>());
+                let mut row = start;
+                while row + 4 <= end {
+                    let rows = [row, row + 1, row + 2, row + 3];
+                    let sums = four_int8::<S, F>(s, rows.map(|r| job.weight.row(r)), next, codes, scales, n);
+                    job.put_four(rows, sums);
+                    row += 4;
+                }
+                for row in row..end {
+                    let [sum] = dot_int8::<S, F, 1>(s, [job.weight.row(row)], next, codes, scales, n);
+                    job.put(row, 0, sum);
+                }
+            }
+            Rows::List(list) => {
+                let ahead = job.begin::<4>();
+                let (fours, rest) = list.as_chunks::<4>();
+                for (i, rows) in fours.iter().enumerate() {
+                    let rows = rows.map(|row| row as usize);
+                    let next = job.listed::<4>(4 * i + ahead);
+                    let sums = four_int8::<S, F>(s, rows.map(|r| job.weight.row(r)), next, codes, scales, n);
+                    job.put_each(rows, sums);
+                }
+                for &row in rest {
+                    let next = job.listed::<1>(list.len());
+                    let [sum] = dot_int8::<S, F, 1>(s, [job.weight.row(row as usize)], next, codes, scales, n);
+                    job.put(row as usize, 0, sum);
+                }
+            }
         }
     }
 }
@@ -426,12 +510,15 @@ unsafe fn one_token_planes<S: Simd>(s: S, job: &Matmul<'_>, codes: *const i8, sc
             let next = std::array::from_fn(|r| job.place(i + ahead + r));
             let next = (next, matches!(job.rows, Rows::Range(..)));
             let sums = planes::dot_four(s, rows.map(|r| job.weight.row(r)), next, codes, scales, n);
-            job.put_four(rows, sums);
+            match job.rows {
+                Rows::Range(..) => job.put_four(rows, sums),
+                Rows::List(_) => job.put_each(rows, sums),
+            }
             i += 4;
         }
         while i < count {
             let row = job.rows.get(i);
-            let (start, next) = (job.weight.row(row), Ahead::of(job, i + ahead));
+            let (start, next) = (job.weight.row(row), job.listed::<1>(count));
             let [sum] = dot_int8::<S, planes::Planes, 1>(s, [start], next, codes, scales, n);
             job.put(row, 0, sum);
             i += 1;

@@ -31,7 +31,7 @@ fn outputs<S: Simd>(s: S, sums: S::V) -> [f32; 4] {
 pub(super) unsafe fn column<S: Simd, F: IntegerFormat>(
     s: S,
     rows: [Row; 4],
-    next: Ahead<4>,
+    next: impl Ahead<4>,
     codes: *const i8,
     scales: *const f32,
     n: usize,
@@ -43,7 +43,7 @@ pub(super) unsafe fn column<S: Simd, F: IntegerFormat>(
             let x = s.load_bytes(codes.add(block * BLOCK));
             let scale = *scales.add(block);
             for r in 0..4 {
-                next.fetch(r, block);
+                next.fetch(&rows, r, block);
             }
             let w = rows.map(|row| F::codes(s, row, block));
             let factor = |i: usize, second: bool| w[i].1[usize::from(second)];
