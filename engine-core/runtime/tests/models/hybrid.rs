@@ -364,7 +364,9 @@ fn memory_limits_are_kept() -> Outcome {
         show(|| format!("{:?}, {:?}, {}: {best:.2}", case.attention, case.prefill, case.import));
         // A device that views weights where they are has little else to fill its memory with.
         let least = if case.import == "off" { 0.7 } else { 0.5 };
-        ensure(best > least, || format!("{:?}, {:?}, {}: {best}", case.attention, case.prefill, case.import))?;
+        ensure(best > least, || {
+            format!("{:?}, {:?}, {}: {best}", case.attention, case.prefill, case.import)
+        })?;
     }
     Ok(())
 }

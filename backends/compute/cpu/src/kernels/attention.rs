@@ -86,6 +86,11 @@ pub(crate) unsafe fn head<S: Simd>(s: S, job: &Head) {
             weigh::<S, VALUE_VECTORS>(s, job, d, sum);
             d += VALUE_VECTORS * LANES;
         }
+        // One vector at a time would wait for each sum.
+        while d + 4 * LANES <= job.head_dim {
+            weigh::<S, 4>(s, job, d, sum);
+            d += 4 * LANES;
+        }
         while d + LANES <= job.head_dim {
             weigh::<S, 1>(s, job, d, sum);
             d += LANES;

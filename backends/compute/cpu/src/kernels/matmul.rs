@@ -85,7 +85,8 @@ impl Matmul<'_> {
     #[inline(always)]
     pub(super) fn begin<const R: usize>(&self) -> usize {
         let bytes = if self.weight.low.is_null() { self.weight.stride } else { self.weight.low_stride };
-        let ahead = ((AHEAD + R * bytes / 2) / (R * bytes).max(1)).clamp(1, 16) * R;
+        let distance = if matches!(self.rows, Rows::List(_)) { AHEAD_LISTED } else { AHEAD };
+        let ahead = ((distance + R * bytes / 2) / (R * bytes).max(1)).clamp(1, 16) * R;
         if let Rows::List(list) = self.rows {
             for &row in &list[..ahead.min(list.len())] {
                 let row = self.weight.row(row as usize);
@@ -259,6 +260,9 @@ pub(super) fn prefetch(p: *const u8) {
 /// How far ahead of its use memory is asked for, in bytes. A row's worth is too little where rows are narrow: memory takes
 /// longer than four rows of 324 bytes do. Much more, and lines are gone again before they are used.
 pub(super) const AHEAD: usize = 4096;
+/// The same for the rows of a list: lists are short, their first rows are asked for all at once, and what a core can wait
+/// for at a time is soon used up.
+const AHEAD_LISTED: usize = 2048;
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
 
@@ -484,7 +488,8 @@ unsafe fn one_token_int8<S: Simd, F: IntegerFormat>(
                 }
                 for &row in rest {
                     let next = job.listed::<1>(list.len());
-                    let [sum] = dot_int8::<S, F, 1>(s, [job.weight.row(row as usize)], next, codes, scales, n);
+                    let [sum] =
+                        dot_int8::<S, F, 1>(s, [job.weight.row(row as usize)], next, codes, scales, n);
                     job.put(row as usize, 0, sum);
                 }
             }
