@@ -467,6 +467,8 @@ fn poisons(c: &mut Cases, arithmetic: &str, base: &FfnSpec) {
     let one = FfnSpec { tokens: 1, ..base.clone() };
     let specs = [
         ("mask-sparse", FfnSpec { select: Select::Mask(MaskShape::Sparse), ..silu.clone() }),
+        // Half of what the mask names has a gate of zero.
+        ("mask-gate", FfnSpec { select: Select::Mask(MaskShape::Half), ..one.clone() }),
         ("mask-empty", FfnSpec { select: Select::Mask(MaskShape::Empty), ..base.clone() }),
         ("mask-no-gate", FfnSpec { select: Select::Mask(MaskShape::One), gate: false, ..base.clone() }),
         ("range", FfnSpec { ranges: RangeShape::Unaligned, ..silu.clone() }),

@@ -32,25 +32,28 @@ fn unread(bench: &Bench<'_>, problem: &Problem, ffn: &Ffn) -> Fallible<(Vec<u64>
             .as_ref()
             .is_some_and(|r| !r.iter().any(|r| (u64::from(r.start)..u64::from(r.end)).contains(&i)))
     };
-    let selected: Box<dyn Fn(u64) -> bool> = match ffn.selection {
-        Selection::Mask(slot) => {
-            let mask = problem.bytes(slot).to_vec();
-            let tokens = u64::from(problem.tokens);
-            Box::new(move |i| (0..tokens).any(|t| mask[(t * neurons + i) as usize] != 0))
-        }
-        Selection::GateFirst | Selection::Threshold(_) | Selection::Bitplane(_) => {
-            let hidden = ffn.hidden.ok_or_else(|| Finding::new("suite", "this property needs `hidden`"))?;
+    // A gate is read to decide; only what a mask or a range excludes is not.
+    let mask = if let Selection::Mask(slot) = ffn.selection { Some(problem.bytes(slot)) } else { None };
+    let tokens = u64::from(problem.tokens);
+    let masked = |i: u64| mask.is_some_and(|mask| (0..tokens).all(|t| mask[(t * neurons + i) as usize] == 0));
+    let by_gate = match ffn.selection {
+        Selection::GateFirst | Selection::Threshold(_) | Selection::Bitplane(_) => true,
+        Selection::Mask(_) => ffn.function.is_zero_below(),
+        _ => false,
+    };
+    let zeros = match (by_gate, ffn.hidden) {
+        (false, _) => None,
+        (true, None) => return Err(Finding::new("suite", "this property needs `hidden`")),
+        (true, Some(hidden)) => {
             let outputs = run_once(bench.stated, problem).map_err(|f| f.during("the oracle"))?;
             let h = f32_values(outputs.get(&hidden.0).map_or(&[][..], |b| b));
-            Box::new(move |i| h.chunks(neurons as usize).any(|row| row[i as usize] != 0.0))
+            let zero = |i| h.chunks(neurons as usize).all(|row| row[i as usize] == 0.0);
+            Some((0..neurons).map(zero).collect::<Vec<bool>>())
         }
-        _ => Box::new(|_| true),
     };
-    // A gate is read to decide; only what a mask or a range excludes is not.
-    let by_gate =
-        matches!(ffn.selection, Selection::GateFirst | Selection::Threshold(_) | Selection::Bitplane(_));
-    let all = (0..neurons).filter(|&i| inactive(i) || !selected(i)).collect();
-    let gates = (0..neurons).filter(|&i| inactive(i) || (!by_gate && !selected(i))).collect();
+    let zero = |i: u64| zeros.as_ref().is_some_and(|zeros| zeros[i as usize]);
+    let all = (0..neurons).filter(|&i| inactive(i) || masked(i) || zero(i)).collect();
+    let gates = (0..neurons).filter(|&i| inactive(i) || masked(i)).collect();
     Ok((all, gates))
 }
 

@@ -26,8 +26,12 @@ pub(crate) fn start(global: &Global) -> anyhow::Result<()> {
         _ => EnvFilter::new(level),
     };
     let colour = output::stderr_is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colour)
+        // It would tell a failing standard error of the failure, and panic over that.
+        .log_internal_errors(false);
     match global.log_format {
         LogFormat::Text => builder.event_format(Lines { targets: global.verbose > 0 }).init(),
         LogFormat::Json => builder.event_format(JsonLines).init(),

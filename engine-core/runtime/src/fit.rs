@@ -11,6 +11,10 @@ use engine_core::planner::{HardwareProfile, Plan};
 /// How often a planner is asked for less, and for more.
 const LESS: usize = 24;
 const MORE: usize = 8;
+/// How often between a plan that is too much and one that is too little.
+const BETWEEN: usize = 8;
+/// Rounds that take away what is too much, no more.
+const EXACT: usize = 3;
 /// Less room than this is not worth a question.
 const LITTLE: u64 = 64 << 10;
 
@@ -50,24 +54,70 @@ pub(crate) fn fit(question: &Question<'_>) -> Result<Drawn> {
     let allowances = vec![allowance; told.devices.len()];
     change(&mut told, &allowances, u64::saturating_add);
     let mut first: Option<Weighed> = None;
+    let mut too_much: Option<HardwareProfile> = None;
     for round in 0..LESS {
-        let plan = match question.ask(&told) {
-            Ok(plan) => plan,
-            Err(Error::Infeasible { .. }) => return Err(infeasible(question, first.as_ref())),
+        let weighed = match question.ask(&told) {
+            Ok(plan) => Some(weigh(plan)?),
+            Err(Error::Infeasible { .. }) => None,
             Err(error) => return Err(question.failed(error)),
         };
-        let weighed = weigh(plan)?;
-        if weighed.fits() {
-            return more(question, &mut weigh, weighed, told);
+        match weighed {
+            Some(weighed) if !weighed.fits() => {
+                // A planner may count bytes that the device does not (weights that it views): where a little less changes
+                // little, it is told of much less, and whatever that leaves is room.
+                let step = 1 << round.saturating_sub(EXACT);
+                let excess: Vec<u64> =
+                    weighed.excess().into_iter().map(|bytes| bytes.saturating_mul(step)).collect();
+                too_much = Some(told.clone());
+                change(&mut told, &excess, u64::saturating_sub);
+                first.get_or_insert(weighed);
+            }
+            weighed => {
+                let found = weighed.map(|weighed| (weighed, told.clone()));
+                let found = match too_much {
+                    Some(much) if round > EXACT || found.is_none() => {
+                        between(question, &mut weigh, (told, much), found)?
+                    }
+                    _ => found,
+                };
+                return match found {
+                    Some((weighed, told)) => more(question, &mut weigh, weighed, told),
+                    None => Err(infeasible(question, first.as_ref())),
+                };
+            }
         }
-        // A planner may count bytes that the device does not (weights that it views): where a little less changes little, it
-        // is told of much less, and whatever that leaves is room.
-        let step = 1 << round.saturating_sub(3);
-        let excess: Vec<u64> = weighed.excess().into_iter().map(|bytes| bytes.saturating_mul(step)).collect();
-        change(&mut told, &excess, u64::saturating_sub);
-        first.get_or_insert(weighed);
     }
     Err(infeasible(question, first.as_ref()))
+}
+
+/// Between memory for which the plan fits (or there is none) and memory for which it is too much: steps that grow may have
+/// gone past plans that fit.
+fn between(
+    question: &Question<'_>,
+    weigh: &mut dyn FnMut(Plan) -> Result<Weighed>,
+    (mut little, mut much): (HardwareProfile, HardwareProfile),
+    mut found: Option<(Weighed, HardwareProfile)>,
+) -> Result<Option<(Weighed, HardwareProfile)>> {
+    for _ in 0..BETWEEN {
+        let mut middle = little.clone();
+        for (device, much) in middle.devices.iter_mut().zip(&much.devices) {
+            device.memory_bytes += much.memory_bytes.saturating_sub(device.memory_bytes) / 2;
+        }
+        match question.ask(&middle) {
+            Ok(plan) => {
+                let weighed = weigh(plan)?;
+                if weighed.fits() {
+                    found = Some((weighed, middle.clone()));
+                    little = middle;
+                } else {
+                    much = middle;
+                }
+            }
+            Err(Error::Infeasible { .. }) => little = middle,
+            Err(error) => return Err(question.failed(error)),
+        }
+    }
+    Ok(found)
 }
 
 /// Where a device has room left, a plan that makes more of it, as long as that is not too much.
@@ -87,7 +137,8 @@ fn more(
         let mut raised = told.clone();
         change(&mut raised, &room, u64::saturating_add);
         let plan = question.ask(&raised).ok().filter(|plan| plan.embedding == found.drawn.plan.embedding);
-        match plan.map(&mut *weigh).transpose()?.filter(Weighed::fits) {
+        // A plan that cannot even be weighed is no better one.
+        match plan.and_then(|plan| weigh(plan).ok()).filter(Weighed::fits) {
             Some(weighed) if weighed.drawn.plan.layers == found.drawn.plan.layers => break,
             Some(weighed) => {
                 (found, told, step) = (weighed, raised, step * 2);

@@ -42,29 +42,50 @@ pub struct Session {
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     most: usize,
+    /// The last part that took too long: its ids, and seconds per id.
+    slow: Option<(usize, f64)>,
+    /// Whether larger parts were tried and did not pay.
+    settled: bool,
 }
 
 /// A part of a batch has a multiple of so many ids, so that devices divide it as they would divide the batch.
 const PART: usize = 16;
 /// What a part may take: as long as a person waits without wondering.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// Twice as many ids at once pay where one of them takes no more than this share of what it took.
+const PAYS: f64 = 0.8;
 
 impl Pace {
     /// Nothing is known of the devices yet: a part that is soon done on any.
-    const UNKNOWN: Pace = Pace { most: PART };
+    const UNKNOWN: Pace = Pace { most: PART, slow: None, settled: false };
 
     /// How many of so many ids that are left of a batch.
     fn next(self, left: usize) -> usize {
         left.min(self.most)
     }
 
-    /// So many ids took so long: the next part is as large as patience allows.
+    /// So many ids took so long: the next part is as large as patience allows. Where that is little, weights may be what
+    /// takes the time, read anew for each part, and smaller parts would only multiply it: then parts double for as long as
+    /// an id takes less in them.
     fn took(&mut self, ids: usize, time: Duration) {
         if ids < PART {
             return; // the time says more of the weights than of the ids
         }
-        let fit = ids as f64 * PATIENCE.as_secs_f64() / time.as_secs_f64().max(1e-6);
-        self.most = ((fit / PART as f64) as usize).max(1).saturating_mul(PART);
+        let each = time.as_secs_f64().max(1e-6) / ids as f64;
+        let fits =
+            |each: f64| ((PATIENCE.as_secs_f64() / each / PART as f64) as usize).max(1).saturating_mul(PART);
+        if time <= PATIENCE {
+            *self = Pace { most: fits(each), ..Pace::UNKNOWN };
+            return;
+        }
+        match self.slow {
+            _ if self.settled => {}
+            Some((before, _)) if ids <= before => {} // the end of a batch
+            Some((_, least)) if each > PAYS * least => {
+                *self = Pace { most: fits(least), slow: None, settled: true };
+            }
+            _ => *self = Pace { most: ids.saturating_mul(2), slow: Some((ids, each)), settled: false },
+        }
     }
 }
 
@@ -494,13 +515,27 @@ mod tests {
 
     #[test]
     fn a_part_takes_about_as_long_as_a_person_waits() {
-        let after = |ids, milliseconds| {
+        let after = |parts: &[(usize, u64)]| {
             let mut pace = Pace::UNKNOWN;
-            pace.took(ids, Duration::from_millis(milliseconds));
-            pace.next(256)
+            for &(ids, milliseconds) in parts {
+                pace.took(ids, Duration::from_millis(milliseconds));
+            }
+            pace.next(512)
         };
-        assert_eq!(Pace::UNKNOWN.next(256), 16);
-        assert_eq!((after(16, 100), after(64, 1000), after(16, 10_000)), (80, 32, 16));
-        assert_eq!((after(16, 0), after(3, 60_000)), (256, 16));
+        assert_eq!(
+            (after(&[]), after(&[(16, 100)]), after(&[(16, 0)]), after(&[(3, 60_000)])),
+            (16, 80, 512, 16)
+        );
+        // Ids take the time: twice as many are tried once, and take twice as long.
+        assert_eq!((after(&[(64, 1000)]), after(&[(64, 1000), (128, 2000)])), (128, 32));
+        assert_eq!(after(&[(64, 1000), (128, 2000), (32, 600), (32, 500)]), 32);
+        // Weights that are read anew do.
+        let reading = [(16, 9000), (32, 9100), (64, 9300), (128, 9600)];
+        assert_eq!((after(&reading[..1]), after(&reading[..3]), after(&reading)), (32, 128, 256));
+        assert_eq!(
+            after(&[(16, 9000), (32, 9100), (5, 9000), (16, 9000)]),
+            64,
+            "the end of a batch says nothing"
+        );
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! The sum of weights is the devices' own count (`weight_bytes_read`): rows that a sparsity policy skips are not in it,
 //! whatever the policy. A device that keeps no count and skips nothing reads what it has, which is known by arithmetic. So
-//! is what every token reads whole (attention, head, predictors), and the networks' part is the rest. Norms, biases and the row of the embedding are too small to be counted.
+//! is what every token reads whole (attention, head, predictors), and the networks' part is the rest. Norms, biases and the
+//! row of the embedding are too small to be counted.
 
 use crate::Engine;
 use crate::profile::Fixed;

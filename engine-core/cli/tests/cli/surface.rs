@@ -169,6 +169,11 @@ fn full_disk_is_reported() {
         let outcome = Outcome::of(command(arguments).stdout(full).stderr(Stdio::piped()));
         outcome.fails_with(&["cannot write to standard output", "No space left"]);
     }
+    // Messages that nobody can be given are no reason to stop.
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let arguments = ["run", "-m", &model, "-p", "Once", "-n", "5", "--temp", "0"];
+    let outcome = Outcome::of(command(&arguments).stdout(Stdio::piped()).stderr(full));
+    assert_eq!((outcome.code, outcome.stdout), (0, run(&arguments).stdout));
 }
 
 fn logs_as_json_lines() {

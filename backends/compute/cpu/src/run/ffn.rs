@@ -143,8 +143,8 @@ impl Layer<'_> {
     fn sparse_grain(&self) -> usize {
         let threads = self.run.worker.threads;
         let parts = if threads == 1 { 1 } else { 2 * threads };
-        let up = &self.op.up.operand;
-        up.rows.div_ceil(parts).min(SPARSE_PART / up.stride.max(1)).next_multiple_of(4)
+        let active: usize = self.ranges.iter().map(|range| range.len() as usize).sum();
+        active.div_ceil(parts).min(SPARSE_PART / self.op.up.operand.stride.max(1)).next_multiple_of(4)
     }
 
     pub(super) fn stride(&self) -> usize {
