@@ -28,7 +28,8 @@ options! {
         /// Threads that read a file when it is opened; 0 takes all that the process may, up to 8.
         threads: u32 = 0, in 0..=64;
         /// Whether the system is asked to hold files in huge pages (decode of a model of 135M on one thread: 33.1 tokens/s
-        /// instead of 30.3, no difference on a busy machine); where it refuses, they are in small ones, and the log says so.
+        /// instead of 30.3, no difference on a busy machine); where it refuses, they are in small ones, and the log says
+        /// so.
         huge_pages: bool = true;
     }
 }
