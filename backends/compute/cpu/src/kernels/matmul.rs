@@ -84,7 +84,7 @@ impl Matmul<'_> {
     /// are asked for now: they lie anywhere, so nothing else foretells them.
     #[inline(always)]
     pub(super) fn begin<const R: usize>(&self) -> usize {
-        let bytes = if self.weight.low.is_null() { self.weight.stride } else { self.weight.low_stride };
+        let bytes = self.steps().0;
         let distance = if matches!(self.rows, Rows::List(_)) { AHEAD_LISTED } else { AHEAD };
         let ahead = ((distance + R * bytes / 2) / (R * bytes).max(1)).clamp(1, 16) * R;
         if let Rows::List(list) = self.rows {
@@ -272,8 +272,8 @@ pub(super) trait Ahead<const R: usize>: Copy {
     fn fetch(self, rows: &[Row; R], r: usize, block: usize);
 }
 
-/// A range goes on: as far behind the rows themselves. Fewer pointers than rows have, so that the inner loops keep theirs
-/// in registers.
+/// A range goes on, so those rows lie one distance behind the ones at hand. That takes no pointers of its own, so that the
+/// inner loops keep theirs in registers.
 #[derive(Clone, Copy)]
 pub(super) struct Along {
     bytes: usize,
